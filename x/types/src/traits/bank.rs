@@ -1,0 +1,15 @@
+//! What other modules need of x/bank.
+
+use holdfast_store::{KvRead, StoreError};
+
+use crate::{Address, Coin, Context, ModuleError};
+
+/// Moves coins. Coins are never made or lost by a move.
+pub trait BankKeeper {
+    /// Moves `coin` from one account to another; an amount of 0 does nothing.
+    /// Fails with `sdk` 5 when `from` has less.
+    fn send(&self, ctx: &mut Context<'_>, from: &Address, to: &Address, coin: &Coin) -> Result<(), ModuleError>;
+
+    /// Balance in base units; 0 for an unknown account or denomination.
+    fn balance(&self, store: &dyn KvRead, account: &Address, denom: &str) -> Result<u128, StoreError>;
+}
