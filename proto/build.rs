@@ -32,22 +32,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     compiler.open_files(&files)?;
 
     // The compiler's own encoding keeps custom options such as `cosmos.msg.v1.signer`; the typed set does not.
-    fs::write(
-        out_dir.join("descriptor.bin"),
-        compiler.encode_file_descriptor_set(),
-    )?;
+    fs::write(out_dir.join("descriptor.bin"), compiler.encode_file_descriptor_set())?;
 
     let mut config = prost_build::Config::new();
     // Cosmos type URLs have no host: "/pkg.Name".
-    config
-        .enable_type_names()
-        .type_name_domain(["."], "")
-        .include_file("modules.rs");
+    config.enable_type_names().type_name_domain(["."], "").include_file("modules.rs");
     let descriptors = compiler.file_descriptor_set();
     #[cfg(feature = "client")]
-    tonic_build::configure()
-        .build_server(false)
-        .compile_fds_with_config(config, descriptors)?;
+    tonic_build::configure().build_server(false).compile_fds_with_config(config, descriptors)?;
     #[cfg(not(feature = "client"))]
     config.compile_fds(descriptors)?;
     Ok(())
@@ -59,10 +51,7 @@ fn collect(root: &Path, folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), B
         let path = item?.path();
         if path.is_dir() {
             collect(root, &path, files)?;
-        } else if path
-            .extension()
-            .is_some_and(|extension| extension == "proto")
-        {
+        } else if path.extension().is_some_and(|extension| extension == "proto") {
             files.push(path.strip_prefix(root)?.to_owned());
         }
     }

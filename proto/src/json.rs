@@ -18,9 +18,7 @@ pub enum JsonError {
     #[error("descriptor set is not consistent: {0}")]
     Descriptors(String),
     /// No message of that name.
-    #[error(
-        "{full_name}: unknown message; use a full name such as holdfast.breaker.v1.GenesisState"
-    )]
+    #[error("{full_name}: unknown message; use a full name such as holdfast.breaker.v1.GenesisState")]
     UnknownMessage {
         /// The name asked for.
         full_name: String,
@@ -52,11 +50,9 @@ pub enum JsonError {
 /// [`JsonError::Descriptors`] when the embedded descriptor set is broken.
 pub fn pool() -> Result<&'static DescriptorPool, JsonError> {
     static POOL: OnceLock<Result<DescriptorPool, String>> = OnceLock::new();
-    POOL.get_or_init(|| {
-        DescriptorPool::decode(FILE_DESCRIPTOR_SET).map_err(|source| source.to_string())
-    })
-    .as_ref()
-    .map_err(|text| JsonError::Descriptors(text.clone()))
+    POOL.get_or_init(|| DescriptorPool::decode(FILE_DESCRIPTOR_SET).map_err(|source| source.to_string()))
+        .as_ref()
+        .map_err(|text| JsonError::Descriptors(text.clone()))
 }
 
 /// JSON of an encoded message: field names as in the `.proto` file, 64-bit integers as text, enums by name, `bytes` in
@@ -66,12 +62,8 @@ pub fn pool() -> Result<&'static DescriptorPool, JsonError> {
 /// [`JsonError::UnknownMessage`], [`JsonError::Decode`], or [`JsonError::Json`] when a packed `Any` is of an unknown
 /// type.
 pub fn to_json(full_name: &str, bytes: &[u8]) -> Result<Value, JsonError> {
-    let message = DynamicMessage::decode(descriptor(full_name)?, bytes).map_err(|source| {
-        JsonError::Decode {
-            full_name: full_name.to_owned(),
-            source,
-        }
-    })?;
+    let message = DynamicMessage::decode(descriptor(full_name)?, bytes)
+        .map_err(|source| JsonError::Decode { full_name: full_name.to_owned(), source })?;
     let options = SerializeOptions::new()
         .use_proto_field_name(true)
         .stringify_64_bit_integers(true)
@@ -100,18 +92,14 @@ pub fn from_json(full_name: &str, value: &Value) -> Result<Vec<u8>, JsonError> {
     let tracked = serde_path_to_error::Deserializer::new(value, &mut track);
     match DynamicMessage::deserialize_with_options(descriptor(full_name)?, tracked, &options) {
         Ok(message) => Ok(message.encode_to_vec()),
-        Err(source) => Err(JsonError::Json {
-            full_name: full_name.to_owned(),
-            path: track.path().to_string(),
-            source,
-        }),
+        Err(source) => {
+            Err(JsonError::Json { full_name: full_name.to_owned(), path: track.path().to_string(), source })
+        }
     }
 }
 
 fn descriptor(full_name: &str) -> Result<MessageDescriptor, JsonError> {
     pool()?
         .get_message_by_name(full_name)
-        .ok_or_else(|| JsonError::UnknownMessage {
-            full_name: full_name.to_owned(),
-        })
+        .ok_or_else(|| JsonError::UnknownMessage { full_name: full_name.to_owned() })
 }

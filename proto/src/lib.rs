@@ -21,13 +21,7 @@ mod json;
 mod tests;
 
 /// Generated code; documented in the `.proto` files, whose comments it carries.
-#[allow(
-    missing_docs,
-    unreachable_pub,
-    clippy::all,
-    clippy::pedantic,
-    clippy::nursery
-)]
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, clippy::nursery)]
 mod generated {
     include!(concat!(env!("OUT_DIR"), "/modules.rs"));
 }

@@ -6,9 +6,7 @@ use prost::{Message, Name};
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum StrictDecodeError {
     /// The bytes are no message of this type: cut short, a wrong wire type, text that is not UTF-8, nested too deep.
-    #[error(
-        "{type_name}: cannot be decoded: {source}; encode the message with this chain's definitions"
-    )]
+    #[error("{type_name}: cannot be decoded: {source}; encode the message with this chain's definitions")]
     Malformed {
         /// Full name of the message.
         type_name: String,
@@ -43,19 +41,13 @@ pub enum StrictDecodeError {
 /// [`StrictDecodeError::Malformed`] when the bytes are no such message, [`StrictDecodeError::NotCanonical`] when they
 /// are one in another encoding.
 pub fn decode_strict<M: Message + Name + Default>(bytes: &[u8]) -> Result<M, StrictDecodeError> {
-    let message = M::decode(bytes).map_err(|source| StrictDecodeError::Malformed {
-        type_name: M::full_name(),
-        source,
-    })?;
+    let message = M::decode(bytes)
+        .map_err(|source| StrictDecodeError::Malformed { type_name: M::full_name(), source })?;
     let canonical = message.encode_to_vec();
     if canonical == bytes {
         return Ok(message);
     }
-    let offset = canonical
-        .iter()
-        .zip(bytes)
-        .take_while(|(ours, theirs)| ours == theirs)
-        .count();
+    let offset = canonical.iter().zip(bytes).take_while(|(ours, theirs)| ours == theirs).count();
     let hint = if offset == canonical.len() {
         "bytes follow that belong to no field, such as an unknown field or a default written out"
     } else if bytes.len() > canonical.len() {

@@ -14,8 +14,7 @@ use crate::holdfast::breaker::v1::MsgSetBreakerOverride;
 use crate::holdfast::epochs::v1::{EpochInfo, MsgUpdateParams};
 use crate::holdfast::inference::v1::{MsgFinishInference, MsgStartInference, ValidationParams};
 use crate::{
-    Any, FILE_DESCRIPTOR_SET, FieldMask, Message, Name, StrictDecodeError, Timestamp,
-    decode_strict, type_url,
+    Any, FILE_DESCRIPTOR_SET, FieldMask, Message, Name, StrictDecodeError, Timestamp, decode_strict, type_url,
 };
 
 fn pool() -> DescriptorPool {
@@ -24,24 +23,14 @@ fn pool() -> DescriptorPool {
 
 /// A message with two fields: executed_by (1) and prompt_tokens (4).
 fn finish() -> MsgFinishInference {
-    MsgFinishInference {
-        executed_by: "ab".to_owned(),
-        prompt_tokens: 5,
-        ..Default::default()
-    }
+    MsgFinishInference { executed_by: "ab".to_owned(), prompt_tokens: 5, ..Default::default() }
 }
 
 const FINISH: [u8; 6] = [0x0a, 0x02, b'a', b'b', 0x20, 0x05];
 
 fn refused(bytes: &[u8]) -> (usize, usize, usize, &'static str) {
     match decode_strict::<MsgFinishInference>(bytes) {
-        Err(StrictDecodeError::NotCanonical {
-            type_name,
-            offset,
-            given,
-            canonical,
-            hint,
-        }) => {
+        Err(StrictDecodeError::NotCanonical { type_name, offset, given, canonical, hint }) => {
             assert_eq!(type_name, "holdfast.inference.v1.MsgFinishInference");
             (offset, given, canonical, hint)
         }
@@ -104,18 +93,10 @@ fn every_msg_service_is_marked_and_its_first_field_signs() {
             let first = input.get_field(1).unwrap();
             let options = input.options();
             let named = options.get_extension(&signer).into_owned();
-            let named: Vec<&str> = named
-                .as_list()
-                .unwrap()
-                .iter()
-                .filter_map(|value| value.as_str())
-                .collect();
+            let named: Vec<&str> =
+                named.as_list().unwrap().iter().filter_map(|value| value.as_str()).collect();
             assert_eq!(named, [first.name()], "{}", input.full_name());
-            assert!(
-                matches!(first.kind(), Kind::String),
-                "{}",
-                input.full_name()
-            );
+            assert!(matches!(first.kind(), Kind::String), "{}", input.full_name());
             assert_eq!(input.name(), format!("Msg{}", method.name()).as_str());
             messages += 1;
         }
@@ -128,24 +109,16 @@ fn update_messages_of_all_modules_have_one_shape() {
     for module in ["epochs", "participants", "inference"] {
         let name = format!("holdfast.{module}.v1.MsgUpdateParams");
         let message = pool().get_message_by_name(&name).unwrap();
-        let fields: Vec<(u32, String)> = message
-            .fields()
-            .map(|field| (field.number(), field.name().to_owned()))
-            .collect();
+        let fields: Vec<(u32, String)> =
+            message.fields().map(|field| (field.number(), field.name().to_owned())).collect();
         let expected = [(1, "authority"), (2, "params"), (3, "update_mask")];
-        assert_eq!(
-            fields,
-            expected.map(|(number, name)| (number, name.to_owned())),
-            "{name}"
-        );
+        assert_eq!(fields, expected.map(|(number, name)| (number, name.to_owned())), "{name}");
     }
 }
 
 #[test]
 fn validation_params_have_their_published_names_in_order() {
-    let message = pool()
-        .get_message_by_name(&ValidationParams::full_name())
-        .unwrap();
+    let message = pool().get_message_by_name(&ValidationParams::full_name()).unwrap();
     let fields: Vec<String> = message
         .fields()
         .enumerate()
@@ -183,21 +156,12 @@ fn validation_params_have_their_published_names_in_order() {
 fn the_draw_answers_with_the_numbers_of_breaker_details_4() {
     let fields = |name: &str| -> Vec<(u32, String)> {
         let message = pool().get_message_by_name(name).unwrap();
-        message
-            .fields()
-            .map(|field| (field.number(), field.name().to_owned()))
-            .collect()
+        message.fields().map(|field| (field.number(), field.name().to_owned())).collect()
     };
     let numbered = |names: &[&str]| -> Vec<(u32, String)> {
-        (1..)
-            .zip(names)
-            .map(|(number, name)| (number, (*name).to_owned()))
-            .collect()
+        (1..).zip(names).map(|(number, name)| (number, (*name).to_owned())).collect()
     };
-    assert_eq!(
-        fields("holdfast.inference.v1.QueryGetRandomExecutorRequest"),
-        numbered(&["model", "seed"])
-    );
+    assert_eq!(fields("holdfast.inference.v1.QueryGetRandomExecutorRequest"), numbered(&["model", "seed"]));
     assert_eq!(
         fields("holdfast.inference.v1.QueryGetRandomExecutorResponse"),
         numbered(&[
@@ -212,23 +176,11 @@ fn the_draw_answers_with_the_numbers_of_breaker_details_4() {
             "eligible_count",
         ])
     );
-    let lanes = pool()
-        .get_enum_by_name("holdfast.inference.v1.Lane")
-        .unwrap();
-    let lanes: Vec<(i32, String)> = lanes
-        .values()
-        .map(|value| (value.number(), value.name().to_owned()))
-        .collect();
-    let expected = [
-        "LANE_UNSPECIFIED",
-        "LANE_HEALTHY",
-        "LANE_PROBE",
-        "LANE_FALLBACK",
-    ];
-    assert_eq!(
-        lanes,
-        (0..).zip(expected.map(str::to_owned)).collect::<Vec<_>>()
-    );
+    let lanes = pool().get_enum_by_name("holdfast.inference.v1.Lane").unwrap();
+    let lanes: Vec<(i32, String)> =
+        lanes.values().map(|value| (value.number(), value.name().to_owned())).collect();
+    let expected = ["LANE_UNSPECIFIED", "LANE_HEALTHY", "LANE_PROBE", "LANE_FALLBACK"];
+    assert_eq!(lanes, (0..).zip(expected.map(str::to_owned)).collect::<Vec<_>>());
 }
 
 #[test]
@@ -238,38 +190,23 @@ fn breaker_events_carry_their_attributes_in_the_order_of_breaker_details_6() {
             "EventExecutorExcluded",
             "rule ok missed window_blocks consecutive_misses level cooldown_blocks due_block",
         ),
-        (
-            "EventExclusionRefused",
-            "reason rule ok missed weight out_weight eligible_weight limit_pct",
-        ),
+        ("EventExclusionRefused", "reason rule ok missed weight out_weight eligible_weight limit_pct"),
         ("EventProbeOpened", "cause ready_since level"),
         ("EventProbeClaimed", "inference_id deadline_block attempt"),
-        (
-            "EventExecutorRestored",
-            "cause inference_id attempts excluded_at restored_at",
-        ),
+        ("EventExecutorRestored", "cause inference_id attempts excluded_at restored_at"),
         ("EventOverrideSet", "to until_block authority"),
         ("EventOverrideEnded", "to cause"),
     ];
     let names = |event: &str| -> String {
         let name = format!("holdfast.breaker.v1.{event}");
         let message = pool().get_message_by_name(&name).unwrap();
-        let names: Vec<String> = message
-            .fields()
-            .map(|field| field.name().to_owned())
-            .collect();
+        let names: Vec<String> = message.fields().map(|field| field.name().to_owned()).collect();
         names.join(" ")
     };
     for (event, own) in between {
-        assert_eq!(
-            names(event),
-            format!("epoch model participant generation {own} shadow")
-        );
+        assert_eq!(names(event), format!("epoch model participant generation {own} shadow"));
     }
-    assert_eq!(
-        names("EventBreakerFrozen"),
-        "epoch model frozen tripped_weight eligible_weight freeze_pct"
-    );
+    assert_eq!(names("EventBreakerFrozen"), "epoch model frozen tripped_weight eligible_weight freeze_pct");
     assert_eq!(names("EventBreakerReset"), "epoch from_epoch");
 }
 
@@ -291,38 +228,16 @@ fn every_own_message_field_value_and_method_has_a_comment() {
         // Paths by the numbers of `FileDescriptorProto`: 4 messages, 5 enums, 6 services; fields, values and methods
         // are number 2 of theirs.
         let groups = [
-            (
-                4,
-                file.message_type
-                    .iter()
-                    .map(|message| message.field.len())
-                    .collect::<Vec<_>>(),
-            ),
-            (
-                5,
-                file.enum_type
-                    .iter()
-                    .map(|values| values.value.len())
-                    .collect(),
-            ),
-            (
-                6,
-                file.service
-                    .iter()
-                    .map(|service| service.method.len())
-                    .collect(),
-            ),
+            (4, file.message_type.iter().map(|message| message.field.len()).collect::<Vec<_>>()),
+            (5, file.enum_type.iter().map(|values| values.value.len()).collect()),
+            (6, file.service.iter().map(|service| service.method.len()).collect()),
         ];
         for (group, sizes) in groups {
             for (outer, size) in (0..).zip(sizes) {
                 let mut paths = vec![vec![group, outer]];
                 paths.extend((0..).take(size).map(|inner| vec![group, outer, 2, inner]));
                 for path in paths {
-                    assert!(
-                        commented.contains(path.as_slice()),
-                        "{}: {path:?}",
-                        file.name()
-                    );
+                    assert!(commented.contains(path.as_slice()), "{}: {path:?}", file.name());
                     looked_at += 1;
                 }
             }
@@ -334,42 +249,20 @@ fn every_own_message_field_value_and_method_has_a_comment() {
 #[test]
 fn the_descriptor_set_names_files_as_imports_do() {
     let files: Vec<String> = pool().files().map(|file| file.name().to_owned()).collect();
-    assert!(
-        files
-            .iter()
-            .any(|name| name == "holdfast/breaker/v1/types.proto"),
-        "{files:?}"
-    );
-    assert!(
-        files
-            .iter()
-            .any(|name| name == "cosmos/tx/v1beta1/service.proto"),
-        "{files:?}"
-    );
+    assert!(files.iter().any(|name| name == "holdfast/breaker/v1/types.proto"), "{files:?}");
+    assert!(files.iter().any(|name| name == "cosmos/tx/v1beta1/service.proto"), "{files:?}");
     let folders = ["holdfast/", "cosmos/", "tendermint/", "google/protobuf/"];
     for name in files {
-        assert!(
-            folders.iter().any(|folder| name.starts_with(folder)),
-            "{name}"
-        );
+        assert!(folders.iter().any(|folder| name.starts_with(folder)), "{name}");
     }
 }
 
 #[test]
 fn type_urls_are_a_slash_and_the_full_name() {
-    assert_eq!(
-        type_url::<MsgStartInference>(),
-        "/holdfast.inference.v1.MsgStartInference"
-    );
-    assert_eq!(
-        type_url::<MsgSetBreakerOverride>(),
-        "/holdfast.breaker.v1.MsgSetBreakerOverride"
-    );
+    assert_eq!(type_url::<MsgStartInference>(), "/holdfast.inference.v1.MsgStartInference");
+    assert_eq!(type_url::<MsgSetBreakerOverride>(), "/holdfast.breaker.v1.MsgSetBreakerOverride");
     assert_eq!(type_url::<MsgSend>(), "/cosmos.bank.v1beta1.MsgSend");
-    assert_eq!(
-        type_url::<BaseAccount>(),
-        "/cosmos.auth.v1beta1.BaseAccount"
-    );
+    assert_eq!(type_url::<BaseAccount>(), "/cosmos.auth.v1beta1.BaseAccount");
     assert_eq!(type_url::<PubKey>(), "/cosmos.crypto.secp256k1.PubKey");
     let packed = Any::from_msg(&finish()).unwrap();
     assert_eq!(packed.type_url, "/holdfast.inference.v1.MsgFinishInference");
@@ -379,14 +272,8 @@ fn type_urls_are_a_slash_and_the_full_name() {
 #[test]
 fn strict_decoding_takes_the_canonical_encoding() {
     assert_eq!(finish().encode_to_vec(), FINISH);
-    assert_eq!(
-        decode_strict::<MsgFinishInference>(&FINISH).unwrap(),
-        finish()
-    );
-    assert_eq!(
-        decode_strict::<MsgFinishInference>(&[]).unwrap(),
-        MsgFinishInference::default()
-    );
+    assert_eq!(decode_strict::<MsgFinishInference>(&FINISH).unwrap(), finish());
+    assert_eq!(decode_strict::<MsgFinishInference>(&[]).unwrap(), MsgFinishInference::default());
     // A set optional field is kept even when it is zero.
     let zero = crate::holdfast::inference::v1::QueryParticipantStatsRequest {
         participant: String::new(),
@@ -402,15 +289,9 @@ fn strict_decoding_refuses_what_comes_after_the_message() {
     // A lone byte is half a field.
     bytes.push(0x28);
     let error = decode_strict::<MsgFinishInference>(&bytes).unwrap_err();
-    assert!(
-        matches!(&error, StrictDecodeError::Malformed { type_name, .. }
-        if type_name == "holdfast.inference.v1.MsgFinishInference")
-    );
-    assert!(
-        error
-            .to_string()
-            .contains("holdfast.inference.v1.MsgFinishInference: cannot be")
-    );
+    assert!(matches!(&error, StrictDecodeError::Malformed { type_name, .. }
+        if type_name == "holdfast.inference.v1.MsgFinishInference"));
+    assert!(error.to_string().contains("holdfast.inference.v1.MsgFinishInference: cannot be"));
     // With its value it is completion_tokens = 0, a default written out.
     bytes.push(0x00);
     let (offset, given, canonical, hint) = refused(&bytes);
@@ -431,10 +312,7 @@ fn strict_decoding_refuses_an_unknown_field() {
 
 #[test]
 fn strict_decoding_refuses_an_unknown_field_inside_a_nested_message() {
-    let coin = Coin {
-        denom: "uhold".to_owned(),
-        amount: "1".to_owned(),
-    };
+    let coin = Coin { denom: "uhold".to_owned(), amount: "1".to_owned() };
     let inner = [coin.encode_to_vec(), vec![0x78, 0x01]].concat();
     let bytes = [vec![0x1a, u8::try_from(inner.len()).unwrap()], inner].concat();
     assert_eq!(MsgSend::decode(bytes.as_slice()).unwrap().amount, [coin]);
@@ -455,12 +333,7 @@ fn strict_decoding_refuses_a_varint_longer_than_needed() {
     // A flag that is neither 0 nor 1: health_cb_enabled = 2.
     assert!(matches!(
         decode_strict::<ValidationParams>(&[0x10, 0x02]),
-        Err(StrictDecodeError::NotCanonical {
-            offset: 1,
-            given: 2,
-            canonical: 2,
-            ..
-        })
+        Err(StrictDecodeError::NotCanonical { offset: 1, given: 2, canonical: 2, .. })
     ));
 }
 
@@ -469,25 +342,16 @@ fn strict_decoding_refuses_fields_out_of_order_or_given_twice() {
     let (offset, given, canonical, hint) = refused(&[0x20, 0x05, 0x0a, 0x02, b'a', b'b']);
     assert_eq!((offset, given, canonical), (0, 6, 6));
     assert!(hint.contains("out of order"));
-    let (offset, given, canonical, hint) =
-        refused(&[0x0a, 0x02, b'a', b'b', 0x20, 0x04, 0x20, 0x05]);
+    let (offset, given, canonical, hint) = refused(&[0x0a, 0x02, b'a', b'b', 0x20, 0x04, 0x20, 0x05]);
     assert_eq!((offset, given, canonical), (5, 8, 6));
     assert!(hint.contains("given twice"));
 }
 
 #[test]
 fn strict_decoding_refuses_cut_and_foreign_bytes() {
-    for bytes in [
-        &FINISH[..5],
-        &FINISH[..3],
-        &[0x20, 0x80][..],
-        &[0x0a, 0x01, 0xff][..],
-    ] {
+    for bytes in [&FINISH[..5], &FINISH[..3], &[0x20, 0x80][..], &[0x0a, 0x01, 0xff][..]] {
         assert!(
-            matches!(
-                decode_strict::<MsgFinishInference>(bytes),
-                Err(StrictDecodeError::Malformed { .. })
-            ),
+            matches!(decode_strict::<MsgFinishInference>(bytes), Err(StrictDecodeError::Malformed { .. })),
             "{bytes:?}"
         );
     }
@@ -495,31 +359,15 @@ fn strict_decoding_refuses_cut_and_foreign_bytes() {
 
 #[test]
 fn negative_heights_and_well_known_types_survive_strict_decoding() {
-    let epoch = EpochInfo {
-        index: 1,
-        start_height: -1,
-        length: i64::MIN,
-        poc_length: i64::MAX,
-    };
-    assert_eq!(
-        decode_strict::<EpochInfo>(&epoch.encode_to_vec()),
-        Ok(epoch)
-    );
+    let epoch = EpochInfo { index: 1, start_height: -1, length: i64::MIN, poc_length: i64::MAX };
+    assert_eq!(decode_strict::<EpochInfo>(&epoch.encode_to_vec()), Ok(epoch));
     let update = MsgUpdateParams {
         authority: "gov".to_owned(),
         params: None,
-        update_mask: Some(FieldMask {
-            paths: vec!["epoch_length".to_owned(), "poc_length".to_owned()],
-        }),
+        update_mask: Some(FieldMask { paths: vec!["epoch_length".to_owned(), "poc_length".to_owned()] }),
     };
-    assert_eq!(
-        decode_strict::<MsgUpdateParams>(&update.encode_to_vec()),
-        Ok(update)
-    );
-    let time = Timestamp {
-        seconds: -5,
-        nanos: 9,
-    };
+    assert_eq!(decode_strict::<MsgUpdateParams>(&update.encode_to_vec()), Ok(update));
+    let time = Timestamp { seconds: -5, nanos: 9 };
     assert_eq!(decode_strict::<Timestamp>(&time.encode_to_vec()), Ok(time));
 }
 
@@ -542,24 +390,12 @@ fn a_transaction_of_another_stack_decodes_strictly_at_every_level() {
     assert_eq!((body.memo.as_str(), body.timeout_height), ("hi", 90));
     assert_eq!(body.messages[0].type_url, type_url::<MsgSend>());
     let send: MsgSend = decode_strict(&body.messages[0].value).unwrap();
-    assert_eq!(
-        (send.from_address.as_str(), send.to_address.as_str()),
-        ("hold1from", "hold1to")
-    );
-    assert_eq!(
-        send.amount,
-        [Coin {
-            denom: "uhold".to_owned(),
-            amount: "250".to_owned()
-        }]
-    );
+    assert_eq!((send.from_address.as_str(), send.to_address.as_str()), ("hold1from", "hold1to"));
+    assert_eq!(send.amount, [Coin { denom: "uhold".to_owned(), amount: "250".to_owned() }]);
 
     let auth: AuthInfo = decode_strict(&raw.auth_info_bytes).unwrap();
     let fee = auth.fee.unwrap();
-    assert_eq!(
-        (fee.gas_limit, fee.amount[0].amount.as_str()),
-        (200_000, "5000")
-    );
+    assert_eq!((fee.gas_limit, fee.amount[0].amount.as_str()), (200_000, "5000"));
     let signer = &auth.signer_infos[0];
     assert_eq!(signer.sequence, 7);
     let key = signer.public_key.as_ref().unwrap();
@@ -577,10 +413,7 @@ fn a_transaction_of_another_stack_decodes_strictly_at_every_level() {
         chain_id: "c-1".to_owned(),
         account_number: 3,
     };
-    assert_eq!(
-        hex::encode(doc.encode_to_vec()),
-        "0a01011201021a03632d312003"
-    );
+    assert_eq!(hex::encode(doc.encode_to_vec()), "0a01011201021a03632d312003");
 }
 
 #[cfg(feature = "json")]
@@ -639,11 +472,7 @@ mod json {
     #[test]
     fn json_fields_may_be_left_out_and_come_in_any_order() {
         let bytes = from_json(START, &json!({"max_tokens": "9", "signer": "s"})).unwrap();
-        let expected = MsgStartInference {
-            signer: "s".to_owned(),
-            max_tokens: 9,
-            ..Default::default()
-        };
+        let expected = MsgStartInference { signer: "s".to_owned(), max_tokens: 9, ..Default::default() };
         assert_eq!(decode_strict::<MsgStartInference>(&bytes), Ok(expected));
     }
 
@@ -651,56 +480,26 @@ mod json {
     fn json_that_does_not_fit_is_refused_with_the_path_of_the_field() {
         let state = |state: Value| json!({"entries": [{}, {"entry": {"state": state}}]});
         for (name, value, said) in [
-            (
-                START,
-                json!({"signr": "s"}),
-                "unrecognized field name 'signr'",
-            ),
-            (
-                START,
-                json!({"signer": 5}),
-                "signer: invalid type: integer `5`, expected a string",
-            ),
-            (
-                START,
-                json!({"max_tokens": "18446744073709551616"}),
-                "max_tokens: number too large",
-            ),
+            (START, json!({"signr": "s"}), "unrecognized field name 'signr'"),
+            (START, json!({"signer": 5}), "signer: invalid type: integer `5`, expected a string"),
+            (START, json!({"max_tokens": "18446744073709551616"}), "max_tokens: number too large"),
             (START, json!({"max_tokens": -1}), "max_tokens: "),
-            (
-                START,
-                json!({"prompt_hash": "!"}),
-                "prompt_hash: invalid base64",
-            ),
+            (START, json!({"prompt_hash": "!"}), "prompt_hash: invalid base64"),
             (START, json!([]), ".: invalid type: sequence"),
-            (
-                GENESIS,
-                state(json!("STATE_OPEN")),
-                "entries[1].entry.state: ",
-            ),
+            (GENESIS, state(json!("STATE_OPEN")), "entries[1].entry.state: "),
             (GENESIS, state(json!(1.5)), "entries[1].entry.state: "),
         ] {
             let error = from_json(name, &value).unwrap_err();
             assert!(matches!(error, JsonError::Json { .. }), "{value}");
             let text = error.to_string();
-            assert!(
-                text.starts_with(name) && text.contains(said),
-                "{text}, expected {said}"
-            );
+            assert!(text.starts_with(name) && text.contains(said), "{text}, expected {said}");
         }
     }
 
     #[test]
     fn json_of_an_unknown_message_or_of_broken_bytes_is_refused() {
         let error = to_json("holdfast.no.v1.Msg", &[]).unwrap_err();
-        assert!(
-            error
-                .to_string()
-                .starts_with("holdfast.no.v1.Msg: unknown message")
-        );
-        assert!(matches!(
-            to_json(START, &[0x0a]),
-            Err(JsonError::Decode { .. })
-        ));
+        assert!(error.to_string().starts_with("holdfast.no.v1.Msg: unknown message"));
+        assert!(matches!(to_json(START, &[0x0a]), Err(JsonError::Decode { .. })));
     }
 }

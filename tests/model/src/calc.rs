@@ -7,11 +7,7 @@ use sha2::{Digest, Sha256};
 
 /// The bucket that holds block `height`.
 pub fn bucket_of(height: i64, width: u32) -> u64 {
-    if width == 0 {
-        0
-    } else {
-        height as u64 / u64::from(width)
-    }
+    if width == 0 { 0 } else { height as u64 / u64::from(width) }
 }
 
 /// Whether a bucket still counts at `height`.
@@ -21,13 +17,8 @@ pub fn live(index: u64, height: i64, width: u32) -> bool {
 
 /// Sums (ok, missed) of the buckets that live at `height`.
 pub fn live_counts(window: &Window, height: i64) -> (u64, u64) {
-    let alive = window
-        .buckets
-        .iter()
-        .filter(|(index, _)| live(**index, height, window.width));
-    alive.fold((0, 0), |sum, (_, (ok, missed))| {
-        (sum.0 + ok, sum.1 + missed)
-    })
+    let alive = window.buckets.iter().filter(|(index, _)| live(**index, height, window.width));
+    alive.fold((0, 0), |sum, (_, (ok, missed))| (sum.0 + ok, sum.1 + missed))
 }
 
 /// The same outcomes in buckets of another width.
@@ -47,11 +38,7 @@ pub fn remap(window: &Window, new_width: u32) -> Window {
         row.0 += ok;
         row.1 += missed;
     }
-    Window {
-        width: new_width,
-        touched_at: window.touched_at,
-        buckets,
-    }
+    Window { width: new_width, touched_at: window.touched_at, buckets }
 }
 
 /// Writes one block's tally into an entry: remap if the width changed, drop the dead, add, move the streak.
@@ -60,23 +47,13 @@ pub fn touch(entry: &mut Entry, window_blocks: u32, height: i64, ok: u64, missed
     if entry.window.width != width {
         entry.window = remap(&entry.window, width);
     }
-    entry
-        .window
-        .buckets
-        .retain(|index, _| live(*index, height, width));
-    let row = entry
-        .window
-        .buckets
-        .entry(bucket_of(height, width))
-        .or_insert((0, 0));
+    entry.window.buckets.retain(|index, _| live(*index, height, width));
+    let row = entry.window.buckets.entry(bucket_of(height, width)).or_insert((0, 0));
     row.0 += ok;
     row.1 += missed;
     entry.window.touched_at = height;
-    entry.consecutive_misses = if ok > 0 {
-        0
-    } else {
-        entry.consecutive_misses + u32::try_from(missed).unwrap()
-    };
+    entry.consecutive_misses =
+        if ok > 0 { 0 } else { entry.consecutive_misses + u32::try_from(missed).unwrap() };
 }
 
 /// The rate rule.
@@ -130,13 +107,7 @@ pub fn jitter_draw(model: &str, address: &Address, excluded_at: i64) -> u64 {
 }
 
 /// Cooldown in blocks of an exclusion at `excluded_at`.
-pub fn cooldown(
-    params: &Params,
-    level: u32,
-    model: &str,
-    address: &Address,
-    excluded_at: i64,
-) -> i64 {
+pub fn cooldown(params: &Params, level: u32, model: &str, address: &Address, excluded_at: i64) -> i64 {
     let grown = (params.health_cb_initial_cooldown_blocks as u128) << level;
     let base = grown.min(params.health_cb_max_cooldown_blocks as u128);
     let span = base * u128::from(params.health_cb_jitter_pct) / 100;

@@ -74,9 +74,7 @@ impl Table {
         }
         let mut stream = Stream::new(seed, self.digest());
         let of_class = |class: u8| -> Vec<usize> {
-            (0..self.rows.len())
-                .filter(|i| self.rows[*i].class == class)
-                .collect()
+            (0..self.rows.len()).filter(|i| self.rows[*i].class == class).collect()
         };
         let all: Vec<usize> = (0..self.rows.len()).collect();
         let healthy = of_class(0);
@@ -115,10 +113,7 @@ impl Table {
     }
 
     fn sum(&self, indices: &[usize]) -> u128 {
-        indices
-            .iter()
-            .map(|i| u128::from(self.rows[*i].weight))
-            .sum()
+        indices.iter().map(|i| u128::from(self.rows[*i].weight)).sum()
     }
 
     fn walk(&self, indices: &[usize], r: u128) -> usize {
@@ -143,11 +138,7 @@ pub struct Stream {
 impl Stream {
     /// Starts at block 0.
     pub fn new(seed: [u8; 32], digest: [u8; 32]) -> Self {
-        Stream {
-            seed,
-            digest,
-            next: 0,
-        }
+        Stream { seed, digest, next: 0 }
     }
 
     /// The next 128 bits.

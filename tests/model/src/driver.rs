@@ -28,14 +28,7 @@ pub trait Circuit {
     /// Pair an escrow stores at its creation.
     fn stamp(&mut self, model: &str, participant: &Address) -> Stamp;
     /// Settled counts.
-    fn escrow_counts(
-        &mut self,
-        model: &str,
-        participant: &Address,
-        stamp: Stamp,
-        ok: u64,
-        missed: u64,
-    );
+    fn escrow_counts(&mut self, model: &str, participant: &Address, stamp: Stamp, ok: u64, missed: u64);
     /// Message of the authority, code of codespace `breaker` if refused.
     fn set_override(
         &mut self,
@@ -75,14 +68,7 @@ impl Circuit for World {
     fn stamp(&mut self, model: &str, participant: &Address) -> Stamp {
         World::stamp(self, model, participant)
     }
-    fn escrow_counts(
-        &mut self,
-        model: &str,
-        participant: &Address,
-        stamp: Stamp,
-        ok: u64,
-        missed: u64,
-    ) {
+    fn escrow_counts(&mut self, model: &str, participant: &Address, stamp: Stamp, ok: u64, missed: u64) {
         World::escrow_counts(self, model, participant, stamp, ok, missed);
     }
     fn set_override(
@@ -264,31 +250,21 @@ impl<C: Circuit> Driver<C> {
             }
         }
         let epoch: Option<EpochInput> = block.epoch.clone();
-        self.circuit.begin_block(&BeginBlock {
-            height: block.height,
-            epoch,
-            poc: block.poc,
-            availability,
-        });
+        self.circuit.begin_block(&BeginBlock { height: block.height, epoch, poc: block.poc, availability });
     }
 
     fn in_maintenance(&self, participant: &Address, height: i64) -> bool {
-        self.windows
-            .iter()
-            .any(|w| w.participant == *participant && w.from <= height && height < w.until)
+        self.windows.iter().any(|w| w.participant == *participant && w.from <= height && height < w.until)
     }
 
     fn serving(&self, pair: &Pair) -> Option<&Member> {
-        self.group
-            .get(pair)
-            .filter(|member| member.weight > 0 && !self.out.contains(pair))
+        self.group.get(pair).filter(|member| member.weight > 0 && !self.out.contains(pair))
     }
 
     fn take_out(&mut self, model: &str, participant: &Address) {
         let pair = (model.to_string(), *participant);
         if self.group.contains_key(&pair) && self.out.insert(pair) {
-            self.circuit
-                .set_availability(model, participant, Availability::Out);
+            self.circuit.set_availability(model, participant, Availability::Out);
         }
     }
 
@@ -302,8 +278,7 @@ impl<C: Circuit> Driver<C> {
                     Some(member) => !self.out.contains(&pair) && (!self.poc || member.preserved),
                 };
                 if !fine {
-                    self.excused
-                        .insert((model.clone(), *participant, self.height));
+                    self.excused.insert((model.clone(), *participant, self.height));
                 }
             }
         }
@@ -315,8 +290,7 @@ impl<C: Circuit> Driver<C> {
     /// of its announcement.
     fn excuses(&self, record: &Record) -> bool {
         (record.since..=record.expires_at).any(|height| {
-            self.excused
-                .contains(&(record.model.clone(), record.executor, height))
+            self.excused.contains(&(record.model.clone(), record.executor, height))
                 || self.windows.iter().any(|w| {
                     w.participant == record.executor
                         && w.announced_at < record.since
@@ -354,13 +328,9 @@ impl<C: Circuit> Driver<C> {
 
     fn message(&mut self, op: &Op, stamps: &mut BTreeMap<String, Stamp>) -> Result<(), Refusal> {
         match op {
-            Op::Start {
-                id,
-                model,
-                requester,
-                signer,
-                executor,
-            } => self.start(id, model, requester, signer, executor, stamps),
+            Op::Start { id, model, requester, signer, executor } => {
+                self.start(id, model, requester, signer, executor, stamps)
+            }
             Op::Finish { id, executed_by } => self.finish(id, executed_by),
             Op::ReportFailure { id, executor } => {
                 let record = self.records.get(id).ok_or(Refusal::Inference(11))?;
@@ -380,21 +350,14 @@ impl<C: Circuit> Driver<C> {
                 self.delays.insert(id.clone(), *blocks);
                 Ok(())
             }
-            Op::OpenEscrow {
-                escrow,
-                model,
-                participant,
-            } => {
+            Op::OpenEscrow { escrow, model, participant } => {
                 let stamp = self.circuit.stamp(model, participant);
-                self.escrows
-                    .insert(escrow.clone(), (model.clone(), *participant, stamp));
+                self.escrows.insert(escrow.clone(), (model.clone(), *participant, stamp));
                 Ok(())
             }
             Op::SettleEscrow { escrow, ok, missed } => {
-                let (model, participant, stamp) =
-                    self.escrows.remove(escrow).ok_or(Refusal::NoSuchEscrow)?;
-                self.circuit
-                    .escrow_counts(&model, &participant, stamp, *ok, *missed);
+                let (model, participant, stamp) = self.escrows.remove(escrow).ok_or(Refusal::NoSuchEscrow)?;
+                self.circuit.escrow_counts(&model, &participant, stamp, *ok, *missed);
                 Ok(())
             }
             Op::Leave { participant } => {
@@ -407,11 +370,7 @@ impl<C: Circuit> Driver<C> {
                 self.take_out(model, participant);
                 Ok(())
             }
-            Op::AnnounceMaintenance {
-                participant,
-                from,
-                until,
-            } => {
+            Op::AnnounceMaintenance { participant, from, until } => {
                 self.windows.push(MaintenanceWindow {
                     participant: *participant,
                     announced_at: self.height,
@@ -420,15 +379,9 @@ impl<C: Circuit> Driver<C> {
                 });
                 Ok(())
             }
-            Op::SetOverride {
-                model,
-                participant,
-                to,
-                until_block,
-            } => self
-                .circuit
-                .set_override(model, participant, *to, *until_block)
-                .map_err(Refusal::Breaker),
+            Op::SetOverride { model, participant, to, until_block } => {
+                self.circuit.set_override(model, participant, *to, *until_block).map_err(Refusal::Breaker)
+            }
             Op::SetParams(params) => {
                 self.committed = params.clone();
                 self.circuit.set_params(params.clone());
@@ -486,11 +439,7 @@ impl<C: Circuit> Driver<C> {
         };
         let stamp = self.circuit.start(&call).map_err(Refusal::Breaker)?;
         stamps.insert(id.to_string(), stamp);
-        let status = if finished_at.is_some() {
-            Status::Closed
-        } else {
-            Status::Started
-        };
+        let status = if finished_at.is_some() { Status::Closed } else { Status::Started };
         let record = Record {
             model: model.to_string(),
             requester: *requester,

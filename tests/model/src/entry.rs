@@ -120,9 +120,7 @@ impl Entry {
 
     /// True under a governance exclusion.
     pub fn forced_out(&self) -> bool {
-        self.forced
-            .as_ref()
-            .is_some_and(|f| f.to == ForcedTo::Excluded)
+        self.forced.as_ref().is_some_and(|f| f.to == ForcedTo::Excluded)
     }
 
     /// Height of the entry's one due row, if its state has one.
@@ -154,20 +152,12 @@ impl Entry {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = vec![self.state as u8];
         out.extend(self.generation.to_le_bytes());
-        for height in [
-            self.excluded_at,
-            self.cooldown_blocks,
-            self.ready_since,
-            self.restored_at,
-            self.refused_at,
-        ] {
+        for height in
+            [self.excluded_at, self.cooldown_blocks, self.ready_since, self.restored_at, self.refused_at]
+        {
             out.extend(height.to_le_bytes());
         }
-        for count in [
-            self.probe_attempts,
-            self.backoff_level,
-            self.consecutive_misses,
-        ] {
+        for count in [self.probe_attempts, self.backoff_level, self.consecutive_misses] {
             out.extend(count.to_le_bytes());
         }
         out.push(self.probe.is_some() as u8);

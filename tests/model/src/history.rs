@@ -64,9 +64,7 @@ impl Genesis {
     /// The pairs an override may name: each participant with each model.
     pub fn pairs(&self) -> BTreeSet<Pair> {
         let models = self.models.iter();
-        models
-            .flat_map(|m| self.participants.iter().map(move |p| (m.clone(), *p)))
-            .collect()
+        models.flat_map(|m| self.participants.iter().map(move |p| (m.clone(), *p))).collect()
     }
 }
 
@@ -188,9 +186,7 @@ pub struct BlockOps {
 /// The history without delayed expiries, for a driver that cannot make a backlog.
 pub fn without_delays(mut blocks: Vec<BlockOps>) -> Vec<BlockOps> {
     for block in &mut blocks {
-        block
-            .messages
-            .retain(|op| !matches!(op, Op::DelayExpiry { .. }));
+        block.messages.retain(|op| !matches!(op, Op::DelayExpiry { .. }));
     }
     blocks
 }
@@ -237,11 +233,7 @@ fn any_params(rng: &mut SplitMix64) -> Params {
         health_cb_consecutive_misses: *rng.pick(&[0, 1, 2, 3]),
         health_cb_probation_blocks: *rng.pick(&[0, 5, 15, 40]),
         health_cb_max_excluded_weight_pct: *rng.pick(&[100, 100, 75, 50, 34, 1]),
-        health_cb_freeze_pct: if window > 0 {
-            *rng.pick(&[0, 0, 10, 30, 60])
-        } else {
-            0
-        },
+        health_cb_freeze_pct: if window > 0 { *rng.pick(&[0, 0, 10, 30, 60]) } else { 0 },
         health_cb_jitter_pct: *rng.pick(&[0, 10, 50]),
         ..Params::defaults()
     }
@@ -268,9 +260,7 @@ fn tweak(params: &Params, rng: &mut SplitMix64) -> Params {
             }
             8 => params.health_cb_consecutive_misses = other.health_cb_consecutive_misses,
             9 => params.health_cb_probation_blocks = other.health_cb_probation_blocks,
-            10 => {
-                params.health_cb_max_excluded_weight_pct = other.health_cb_max_excluded_weight_pct
-            }
+            10 => params.health_cb_max_excluded_weight_pct = other.health_cb_max_excluded_weight_pct,
             _ => {
                 params.health_cb_jitter_pct = other.health_cb_jitter_pct;
                 params.health_cb_probe_share_bp = other.health_cb_probe_share_bp;
@@ -320,9 +310,7 @@ pub fn random_history(seed: u64, blocks: usize) -> Vec<BlockOps> {
         overridden: Vec::new(),
         heavy,
     };
-    (1..=blocks as i64)
-        .map(|height| g.block(height, epoch_length, poc_length, busy))
-        .collect()
+    (1..=blocks as i64).map(|height| g.block(height, epoch_length, poc_length, busy)).collect()
 }
 
 impl Generator {
@@ -340,11 +328,7 @@ impl Generator {
         for _ in 0..self.rng.range(0, busy) {
             let executor = *self.rng.pick(&self.genesis.participants.clone());
             let model = self.model();
-            let together = if self.rng.chance(60) {
-                self.rng.range(2, 6)
-            } else {
-                1
-            };
+            let together = if self.rng.chance(60) { self.rng.range(2, 6) } else { 1 };
             for _ in 0..together {
                 self.inference(height, expiration, &model, executor, &mut block.messages);
             }
@@ -360,9 +344,7 @@ impl Generator {
                 _ => None,
             })
             .collect();
-        block
-            .messages
-            .retain(|op| !matches!(op, Op::Start { executor, .. } if announced.contains(executor)));
+        block.messages.retain(|op| !matches!(op, Op::Start { executor, .. } if announced.contains(executor)));
         block
     }
 
@@ -382,13 +364,7 @@ impl Generator {
             } else {
                 1 + self.rng.below(100)
             };
-            group.insert(
-                pair,
-                Member {
-                    weight,
-                    preserved: self.rng.chance(500),
-                },
-            );
+            group.insert(pair, Member { weight, preserved: self.rng.chance(500) });
         }
         EpochInput { index, group }
     }
@@ -408,21 +384,11 @@ impl Generator {
     }
 
     fn spell(&mut self, executor: Address, height: i64) -> Spell {
-        let (spell, until) = self
-            .spells
-            .get(&executor)
-            .copied()
-            .unwrap_or((Spell::Good, 0));
+        let (spell, until) = self.spells.get(&executor).copied().unwrap_or((Spell::Good, 0));
         if height < until {
             return spell;
         }
-        let spell = *self.rng.pick(&[
-            Spell::Good,
-            Spell::Good,
-            Spell::Mixed,
-            Spell::Bad,
-            Spell::Bad,
-        ]);
+        let spell = *self.rng.pick(&[Spell::Good, Spell::Good, Spell::Mixed, Spell::Bad, Spell::Bad]);
         let until = height + self.rng.range(4, 25);
         self.spells.insert(executor, (spell, until));
         spell
@@ -451,18 +417,9 @@ impl Generator {
             2 => requester = self.participant(),
             _ => {}
         }
-        let start = Op::Start {
-            id: id.clone(),
-            model: model.to_string(),
-            requester,
-            signer,
-            executor,
-        };
+        let start = Op::Start { id: id.clone(), model: model.to_string(), requester, signer, executor };
         self.recent.push((id.clone(), model.to_string(), executor));
-        let finish = Op::Finish {
-            id: id.clone(),
-            executed_by: executor,
-        };
+        let finish = Op::Finish { id: id.clone(), executed_by: executor };
 
         if self.rng.chance(60) {
             // Finish first, in an earlier block or too early for its Start.
@@ -478,29 +435,16 @@ impl Generator {
         messages.push(start.clone());
         if self.rng.chance(40) {
             let again = height + self.rng.range(0, expiration + 2);
-            if again == height {
-                messages.push(start)
-            } else {
-                self.later(again, start)
-            }
+            if again == height { messages.push(start) } else { self.later(again, start) }
         }
         if self.rng.chance(40) {
             let forger = self.participant();
             let at = height + self.rng.range(1, expiration + 1);
-            self.later(
-                at,
-                Op::Finish {
-                    id: id.clone(),
-                    executed_by: forger,
-                },
-            );
+            self.later(at, Op::Finish { id: id.clone(), executed_by: forger });
         }
         if self.rng.chance(120) {
             let blocks = self.rng.range(1, 2 * expiration + 3);
-            messages.push(Op::DelayExpiry {
-                id: id.clone(),
-                blocks,
-            });
+            messages.push(Op::DelayExpiry { id: id.clone(), blocks });
         }
         let good = match self.spell(executor, height) {
             Spell::Good => 930,
@@ -518,13 +462,7 @@ impl Generator {
         }
         match self.rng.below(20) {
             0..=4 => self.later(at.max(height + 1), Op::ReportFailure { id, executor }),
-            5 | 6 => self.later(
-                at.max(height + 1),
-                Op::Cancel {
-                    id,
-                    requested_by: requester,
-                },
-            ),
+            5 | 6 => self.later(at.max(height + 1), Op::Cancel { id, requested_by: requester }),
             7 => {
                 let requested_by = self.participant();
                 self.later(at.max(height + 1), Op::Cancel { id, requested_by });
@@ -547,11 +485,7 @@ impl Generator {
             let (model, participant) = (self.model(), self.participant());
             self.next_id += 1;
             let escrow = format!("e{}", self.next_id);
-            block.messages.push(Op::OpenEscrow {
-                escrow: escrow.clone(),
-                model,
-                participant,
-            });
+            block.messages.push(Op::OpenEscrow { escrow: escrow.clone(), model, participant });
             let (ok, missed) = match self.rng.below(10) {
                 0 => (1_000_000, self.rng.below(1_000_000)),
                 1..=4 => (0, 1 + self.rng.below(4)),
@@ -576,19 +510,11 @@ impl Generator {
             let participant = self.participant();
             let from = height + self.rng.range(1, 4);
             let until = from + *self.rng.pick(&[1, 1, 2, 4, 8]);
-            block.messages.push(Op::AnnounceMaintenance {
-                participant,
-                from,
-                until,
-            });
+            block.messages.push(Op::AnnounceMaintenance { participant, from, until });
         }
         if self.rng.chance(70) {
             let op = self.any_override(height);
-            if self.rng.chance(500) {
-                block.messages.push(op)
-            } else {
-                block.gov.push(op)
-            }
+            if self.rng.chance(500) { block.messages.push(op) } else { block.gov.push(op) }
         }
         if self.rng.chance(30) {
             let params = if self.rng.chance(700) {
@@ -599,23 +525,13 @@ impl Generator {
             params.check().expect("generated parameters are valid");
             self.committed = params.clone();
             let op = Op::SetParams(params);
-            if self.rng.chance(500) {
-                block.messages.push(op)
-            } else {
-                block.gov.push(op)
-            }
+            if self.rng.chance(500) { block.messages.push(op) } else { block.gov.push(op) }
         }
         if self.recent.len() > 1 && self.rng.chance(30) {
             // A retry under an id that may or may not have been refused.
             let (id, model, executor) = self.rng.pick(&self.recent.clone()).clone();
             let requester = self.requesters[0];
-            block.messages.push(Op::Start {
-                id,
-                model,
-                requester,
-                signer: requester,
-                executor,
-            });
+            block.messages.push(Op::Start { id, model, requester, signer: requester, executor });
         }
         let keep = self.recent.len().saturating_sub(20);
         self.recent.drain(..keep);
@@ -630,11 +546,7 @@ impl Generator {
             OverrideTo::Excluded,
             OverrideTo::Excluded,
         ]);
-        let participant = if self.rng.chance(30) {
-            [0xee; 20]
-        } else {
-            self.participant()
-        };
+        let participant = if self.rng.chance(30) { [0xee; 20] } else { self.participant() };
         let until_block = match self.rng.below(40) {
             _ if to == OverrideTo::None => height + 1,
             0 => height,
@@ -651,11 +563,6 @@ impl Generator {
         let keep = self.overridden.len().saturating_sub(4);
         self.overridden.drain(..keep);
         let (model, participant) = pair;
-        Op::SetOverride {
-            model,
-            participant,
-            to,
-            until_block,
-        }
+        Op::SetOverride { model, participant, to, until_block }
     }
 }

@@ -32,8 +32,7 @@ pub use entry::{Claim, Entry, Forced, ForcedTo, State, Trip, Window};
 pub use history::{BlockOps, Genesis, Op};
 pub use params::Params;
 pub use world::{
-    Availability, BeginBlock, EpochInput, Event, Member, OverrideTo, Ring, Stamp, StartCall,
-    Tallies, World,
+    Availability, BeginBlock, EpochInput, Event, Member, OverrideTo, Ring, Stamp, StartCall, Tallies, World,
 };
 
 /// Raw 20-byte participant address.

@@ -84,24 +84,15 @@ impl Params {
     pub fn check(&self) -> Result<(), &'static str> {
         let ok = [
             ("expiration_blocks", self.expiration_blocks > 0),
-            (
-                "health_cb_miss_threshold_pct",
-                self.health_cb_miss_threshold_pct <= 100,
-            ),
+            ("health_cb_miss_threshold_pct", self.health_cb_miss_threshold_pct <= 100),
             ("health_cb_min_samples", self.health_cb_min_samples >= 1),
-            (
-                "health_cb_initial_cooldown_blocks",
-                self.health_cb_initial_cooldown_blocks >= 1,
-            ),
+            ("health_cb_initial_cooldown_blocks", self.health_cb_initial_cooldown_blocks >= 1),
             (
                 "health_cb_max_cooldown_blocks",
                 self.health_cb_max_cooldown_blocks >= self.health_cb_initial_cooldown_blocks
                     && self.health_cb_max_cooldown_blocks <= 1 << 40,
             ),
-            (
-                "health_cb_probe_share_bp",
-                self.health_cb_probe_share_bp <= 10_000,
-            ),
+            ("health_cb_probe_share_bp", self.health_cb_probe_share_bp <= 10_000),
             (
                 "downtime_bad_percentage",
                 self.downtime_good_percentage > 0
@@ -111,13 +102,9 @@ impl Params {
             ("downtime_h_threshold", self.downtime_h_threshold > 0),
             (
                 "health_cb_window_blocks",
-                self.health_cb_window_blocks.is_multiple_of(10)
-                    && self.health_cb_window_blocks <= 1_000_000,
+                self.health_cb_window_blocks.is_multiple_of(10) && self.health_cb_window_blocks <= 1_000_000,
             ),
-            (
-                "health_cb_probation_blocks",
-                self.health_cb_probation_blocks >= 0,
-            ),
+            ("health_cb_probation_blocks", self.health_cb_probation_blocks >= 0),
             (
                 "health_cb_max_excluded_weight_pct",
                 (1..=100).contains(&self.health_cb_max_excluded_weight_pct),

@@ -111,10 +111,7 @@ pub struct Event {
 impl Event {
     /// One attribute's value.
     pub fn get(&self, key: &str) -> Option<&str> {
-        self.attributes
-            .iter()
-            .find(|(k, _)| *k == key)
-            .map(|(_, v)| v.as_str())
+        self.attributes.iter().find(|(k, _)| *k == key).map(|(_, v)| v.as_str())
     }
 }
 
@@ -257,23 +254,16 @@ impl World {
     /// Entries of the effective epoch, without those that say nothing.
     pub fn current_entries(&self) -> BTreeMap<Pair, Entry> {
         let epoch = self.current_epoch();
-        let rows = self
-            .entries
-            .iter()
-            .filter(|((e, _, _), entry)| *e == epoch && **entry != Entry::default());
-        rows.map(|((_, model, address), entry)| ((model.clone(), *address), entry.clone()))
-            .collect()
+        let rows =
+            self.entries.iter().filter(|((e, _, _), entry)| *e == epoch && **entry != Entry::default());
+        rows.map(|((_, model, address), entry)| ((model.clone(), *address), entry.clone())).collect()
     }
 
     /// Ring of a model as far as it means anything at this height: the live buckets. An empty, unfrozen ring is
     /// the same as none.
     pub fn current_ring(&self, model: &str) -> Option<Ring> {
-        let mut ring = self
-            .rings
-            .get(&(self.current_epoch(), model.to_string()))?
-            .clone();
-        ring.buckets
-            .retain(|index, _| calc::live(*index, self.height, ring.width));
+        let mut ring = self.rings.get(&(self.current_epoch(), model.to_string()))?.clone();
+        ring.buckets.retain(|index, _| calc::live(*index, self.height, ring.width));
         (ring.frozen || !ring.buckets.is_empty()).then_some(ring)
     }
 
@@ -284,19 +274,13 @@ impl World {
 
     /// Members of a model's group, address ascending.
     pub fn members(&self, model: &str) -> Vec<(Address, Member)> {
-        self.group
-            .iter()
-            .filter(|((m, _), _)| m == model)
-            .map(|((_, a), member)| (*a, *member))
-            .collect()
+        self.group.iter().filter(|((m, _), _)| m == model).map(|((_, a), member)| (*a, *member)).collect()
     }
 
     /// In the group, not out, weight > 0, not in maintenance, not forced Excluded (2.3).
     pub fn eligible(&self, model: &str, participant: &Address) -> bool {
         let pair = (model.to_string(), *participant);
-        self.group
-            .get(&pair)
-            .is_some_and(|member| member.weight > 0)
+        self.group.get(&pair).is_some_and(|member| member.weight > 0)
             && !self.out.contains(&pair)
             && !self.maintenance.contains(&pair)
             && !self.entry(model, participant).forced_out()
@@ -338,11 +322,7 @@ impl World {
     /// Healthy eligible members in the column of the current phase.
     pub fn healthy(&self, model: &str) -> u32 {
         let sums = self.tallies(model);
-        if self.poc {
-            sums.healthy_poc
-        } else {
-            sums.healthy_all
-        }
+        if self.poc { sums.healthy_poc } else { sums.healthy_all }
     }
 
     /// The candidate table a query at this height sees (2.4).
@@ -357,22 +337,16 @@ impl World {
                 continue;
             }
             let entry = self.entry(model, &address);
-            let (class, since) =
-                if self.committed.health_cb_shadow || !self.committed.health_cb_enabled {
-                    (0, 0)
-                } else {
-                    match entry.column() {
-                        'H' => (0, 0),
-                        'R' => (1, entry.ready_since as u64),
-                        _ => (2, 0),
-                    }
-                };
-            rows.push(Row {
-                address,
-                weight: member.weight,
-                class,
-                since,
-            });
+            let (class, since) = if self.committed.health_cb_shadow || !self.committed.health_cb_enabled {
+                (0, 0)
+            } else {
+                match entry.column() {
+                    'H' => (0, 0),
+                    'R' => (1, entry.ready_since as u64),
+                    _ => (2, 0),
+                }
+            };
+            rows.push(Row { address, weight: member.weight, class, since });
         }
         Table {
             epoch: self.current_epoch(),
@@ -400,10 +374,7 @@ impl World {
     // ---- writes shared by the rows ----
 
     fn put(&mut self, model: &str, participant: &Address, entry: Entry) {
-        self.entries.insert(
-            (self.current_epoch(), model.to_string(), *participant),
-            entry,
-        );
+        self.entries.insert((self.current_epoch(), model.to_string(), *participant), entry);
     }
 
     fn hit(&mut self, cell: &str) {
@@ -426,10 +397,7 @@ impl World {
             ("epoch", self.current_epoch().to_string()),
             ("model", model.to_string()),
             ("participant", hex(participant)),
-            (
-                "generation",
-                self.entry(model, participant).generation.to_string(),
-            ),
+            ("generation", self.entry(model, participant).generation.to_string()),
         ];
         attributes.extend(between);
         attributes.push(("shadow", self.params.health_cb_shadow.to_string()));
@@ -490,10 +458,7 @@ impl World {
                 ("rule", rule.to_string()),
                 ("ok", ok.to_string()),
                 ("missed", missed.to_string()),
-                (
-                    "window_blocks",
-                    self.params.health_cb_window_blocks.to_string(),
-                ),
+                ("window_blocks", self.params.health_cb_window_blocks.to_string()),
                 ("consecutive_misses", streak.to_string()),
                 ("level", level.to_string()),
                 ("cooldown_blocks", cooldown.to_string()),
@@ -517,14 +482,7 @@ impl World {
         self.emit_restored(model, participant, "probe", &claim.inference_id, attempts);
     }
 
-    fn emit_restored(
-        &mut self,
-        model: &str,
-        participant: &Address,
-        cause: &str,
-        id: &str,
-        attempts: u32,
-    ) {
+    fn emit_restored(&mut self, model: &str, participant: &Address, cause: &str, id: &str, attempts: u32) {
         let entry = self.entry(model, participant);
         self.emit(
             "EventExecutorRestored",
@@ -545,10 +503,7 @@ impl World {
         assert_eq!(entry.column(), 'R');
         entry.probe_attempts += 1;
         let deadline = expires_at + self.params.expiration_blocks;
-        entry.probe = Some(Claim {
-            inference_id: id.to_string(),
-            deadline_block: deadline,
-        });
+        entry.probe = Some(Claim { inference_id: id.to_string(), deadline_block: deadline });
         let attempt = entry.probe_attempts;
         self.put(model, participant, entry);
         self.emit(
@@ -575,20 +530,13 @@ impl World {
 
     fn count(&mut self, model: &str, participant: &Address, ok: u64, missed: u64) {
         let generation = self.entry(model, participant).generation;
-        let row = self
-            .tally
-            .entry((model.to_string(), *participant))
-            .or_insert(Tally {
-                generation,
-                ok: 0,
-                missed: 0,
-            });
+        let row = self.tally.entry((model.to_string(), *participant)).or_insert(Tally {
+            generation,
+            ok: 0,
+            missed: 0,
+        });
         if row.generation != generation {
-            *row = Tally {
-                generation,
-                ok: 0,
-                missed: 0,
-            };
+            *row = Tally { generation, ok: 0, missed: 0 };
         }
         row.ok += ok;
         row.missed += missed;
@@ -604,15 +552,8 @@ impl World {
 
     /// B1 to B4.
     pub fn begin_block(&mut self, block: &BeginBlock) {
-        assert_eq!(
-            block.height,
-            self.height + 1,
-            "blocks come one after the other"
-        );
-        assert!(
-            self.tally.is_empty() && self.events.is_empty(),
-            "the last block was not ended"
-        );
+        assert_eq!(block.height, self.height + 1, "blocks come one after the other");
+        assert!(self.tally.is_empty() && self.events.is_empty(), "the last block was not ended");
         self.height = block.height;
         if self.params != self.committed {
             self.params = self.committed.clone();
@@ -658,10 +599,7 @@ impl World {
             self.hit("EventBreakerReset");
             self.events.push(Event {
                 name: "EventBreakerReset",
-                attributes: vec![
-                    ("epoch", input.index.to_string()),
-                    ("from_epoch", from.to_string()),
-                ],
+                attributes: vec![("epoch", input.index.to_string()), ("from_epoch", from.to_string())],
             });
         }
         for ((model, participant), row) in self.overrides.clone() {
@@ -762,25 +700,14 @@ impl World {
         let enabled = self.params.health_cb_enabled;
         let unfiltered = !enabled || self.params.health_cb_shadow;
         let unfiltered_row = if enabled { "22" } else { "21" };
-        let counts = Stamp {
-            epoch: self.current_epoch(),
-            generation: entry.generation,
-            evidence: true,
-        };
-        let bypass = Stamp {
-            evidence: false,
-            ..counts
-        };
+        let counts = Stamp { epoch: self.current_epoch(), generation: entry.generation, evidence: true };
+        let bypass = Stamp { evidence: false, ..counts };
 
         if let Some(finished_at) = call.finished_at {
             let fresh = finished_at >= entry.ready_since.max(entry.restored_at);
             match column {
                 _ if self_request || !fresh => {
-                    self.hit(if self_request {
-                        "first-bypass-self"
-                    } else {
-                        "first-bypass-stale"
-                    });
+                    self.hit(if self_request { "first-bypass-self" } else { "first-bypass-stale" });
                     return Ok(bypass);
                 }
                 'H' => {
@@ -831,11 +758,7 @@ impl World {
                 _ => 12,
             });
         };
-        let inference = Inference {
-            model: model.to_string(),
-            executor: *executor,
-            stamp,
-        };
+        let inference = Inference { model: model.to_string(), executor: *executor, stamp };
         self.inferences.insert(call.inference_id.clone(), inference);
         Ok(stamp)
     }
@@ -851,20 +774,11 @@ impl World {
     }
 
     fn outcome(&mut self, inference_id: &str, success: bool) {
-        let Inference {
-            model,
-            executor,
-            stamp,
-        } = self
-            .inferences
-            .remove(inference_id)
-            .expect("an outcome of an open inference");
+        let Inference { model, executor, stamp } =
+            self.inferences.remove(inference_id).expect("an outcome of an open inference");
         let entry = self.entry(&model, &executor);
         let ok = self.stamp_ok(&model, &executor, stamp);
-        let claimed = entry
-            .probe
-            .as_ref()
-            .is_some_and(|claim| claim.inference_id == inference_id);
+        let claimed = entry.probe.as_ref().is_some_and(|claim| claim.inference_id == inference_id);
         let column = entry.column();
         if claimed {
             assert!(ok, "a claim keeps the generation of its stamp");
@@ -894,20 +808,10 @@ impl World {
 
     /// Ended without fault (rows 5, 7).
     pub fn release(&mut self, inference_id: &str) {
-        let Inference {
-            model,
-            executor,
-            stamp,
-        } = self
-            .inferences
-            .remove(inference_id)
-            .expect("a release of an open inference");
+        let Inference { model, executor, stamp } =
+            self.inferences.remove(inference_id).expect("a release of an open inference");
         let entry = self.entry(&model, &executor);
-        if entry
-            .probe
-            .as_ref()
-            .is_some_and(|claim| claim.inference_id == inference_id)
-        {
+        if entry.probe.as_ref().is_some_and(|claim| claim.inference_id == inference_id) {
             assert_eq!(stamp.epoch, self.current_epoch());
             self.hit("5C");
             self.free_claim(&model, &executor, "released");
@@ -919,14 +823,7 @@ impl World {
     /// Counts settled by x/escrow (row 23).
     ///
     /// Reading: a settlement of (0, 0) holds no outcome, so it makes no tally row and nothing is judged.
-    pub fn escrow_counts(
-        &mut self,
-        model: &str,
-        participant: &Address,
-        stamp: Stamp,
-        ok: u64,
-        missed: u64,
-    ) {
+    pub fn escrow_counts(&mut self, model: &str, participant: &Address, stamp: Stamp, ok: u64, missed: u64) {
         let column = self.entry(model, participant).column();
         if !self.stamp_ok(model, participant, stamp) {
             self.hit_column("23-stale-", column);
@@ -1002,10 +899,7 @@ impl World {
     fn apply_override(&mut self, model: &str, participant: &Address, row: OverrideRow) {
         let mut entry = self.entry(model, participant);
         let column = entry.column();
-        let forced = Some(Forced {
-            to: row.to,
-            until_block: row.until_block,
-        });
+        let forced = Some(Forced { to: row.to, until_block: row.until_block });
         let set_event = |world: &mut World| {
             let authority = world.authority.clone();
             world.emit(
@@ -1070,10 +964,7 @@ impl World {
             "EventOverrideEnded",
             model,
             participant,
-            vec![
-                ("to", forced.to.word().to_string()),
-                ("cause", cause.to_string()),
-            ],
+            vec![("to", forced.to.word().to_string()), ("cause", cause.to_string())],
         );
         if forced.to == ForcedTo::Excluded {
             self.emit_probe_opened(model, participant, "override_ended");
@@ -1097,11 +988,8 @@ impl World {
         assert!(tally.is_empty() || self.params.health_cb_enabled);
         let models: BTreeSet<&String> = tally.keys().map(|(model, _)| model).collect();
         for model in models {
-            let rows: Vec<(Address, Tally)> = tally
-                .iter()
-                .filter(|((m, _), _)| m == model)
-                .map(|((_, a), row)| (*a, *row))
-                .collect();
+            let rows: Vec<(Address, Tally)> =
+                tally.iter().filter(|((m, _), _)| m == model).map(|((_, a), row)| (*a, *row)).collect();
             self.judge_model(model, &rows);
         }
     }
@@ -1115,13 +1003,7 @@ impl World {
                 self.hit_column("8-dropped-", entry.column());
                 continue;
             }
-            calc::touch(
-                &mut entry,
-                self.params.health_cb_window_blocks,
-                self.height,
-                row.ok,
-                row.missed,
-            );
+            calc::touch(&mut entry, self.params.health_cb_window_blocks, self.height, row.ok, row.missed);
             self.put(model, address, entry.clone());
             let (ok, missed) = calc::live_counts(&entry.window, self.height);
             match calc::rule_met(ok, missed, entry.consecutive_misses, &self.params) {
@@ -1144,13 +1026,9 @@ impl World {
         let frozen = self.freeze(model);
         // (d) worst first
         tripped.sort_by(|a, b| {
-            let share = |x: &Tripped, y: &Tripped| {
-                u128::from(x.missed) * (u128::from(y.ok) + u128::from(y.missed))
-            };
-            share(b, a)
-                .cmp(&share(a, b))
-                .then(b.missed.cmp(&a.missed))
-                .then(a.address.cmp(&b.address))
+            let share =
+                |x: &Tripped, y: &Tripped| u128::from(x.missed) * (u128::from(y.ok) + u128::from(y.missed));
+            share(b, a).cmp(&share(a, b)).then(b.missed.cmp(&a.missed)).then(a.address.cmp(&b.address))
         });
         for trip in &tripped {
             self.exclude_or_refuse(model, trip, frozen);
@@ -1173,28 +1051,20 @@ impl World {
             }
             return;
         }
-        let ring = self.rings.entry(key).or_insert(Ring {
-            since_block: height,
-            width,
-            ..Ring::default()
-        });
+        let ring = self.rings.entry(key).or_insert(Ring { since_block: height, width, ..Ring::default() });
         if ring.width != width {
             ring.width = width;
             ring.since_block = height;
             ring.buckets.clear();
         }
-        ring.buckets
-            .retain(|index, _| calc::live(*index, height, width));
+        ring.buckets.retain(|index, _| calc::live(*index, height, width));
     }
 
     /// Reading: the mark is stored whenever a rule is met (row 9), also with freeze off or weight 0; only the
     /// ring is kept to freeze_pct > 0. The mark survives the new generation of an allowed trip.
     fn mark(&mut self, model: &str, trip: &Tripped) {
         let mut entry = self.entry(model, &trip.address);
-        if let Some(ring) = self
-            .rings
-            .get_mut(&(self.epoch.unwrap(), model.to_string()))
-        {
+        if let Some(ring) = self.rings.get_mut(&(self.epoch.unwrap(), model.to_string())) {
             if let Some(old) = &entry.trip {
                 let index = calc::bucket_of(old.block, ring.width);
                 if old.block >= ring.since_block
@@ -1209,26 +1079,18 @@ impl World {
                 }
             }
             if trip.weight > 0 {
-                *ring
-                    .buckets
-                    .entry(calc::bucket_of(self.height, ring.width))
-                    .or_insert(0) += u128::from(trip.weight);
+                *ring.buckets.entry(calc::bucket_of(self.height, ring.width)).or_insert(0) +=
+                    u128::from(trip.weight);
             }
         }
-        entry.trip = Some(Trip {
-            block: self.height,
-            weight: trip.weight,
-        });
+        entry.trip = Some(Trip { block: self.height, weight: trip.weight });
         self.put(model, &trip.address, entry);
     }
 
     fn freeze(&mut self, model: &str) -> bool {
         let eligible = self.tallies(model).eligible_weight;
         let limit = u128::from(self.params.health_cb_freeze_pct);
-        let Some(ring) = self
-            .rings
-            .get_mut(&(self.epoch.unwrap(), model.to_string()))
-        else {
+        let Some(ring) = self.rings.get_mut(&(self.epoch.unwrap(), model.to_string())) else {
             return false;
         };
         let tripped: u128 = ring.buckets.values().sum();
@@ -1249,16 +1111,10 @@ impl World {
             ("model", model.to_string()),
             ("frozen", frozen.to_string()),
             ("tripped_weight", tripped.to_string()),
-            (
-                "eligible_weight",
-                self.tallies(model).eligible_weight.to_string(),
-            ),
+            ("eligible_weight", self.tallies(model).eligible_weight.to_string()),
             ("freeze_pct", self.params.health_cb_freeze_pct.to_string()),
         ];
-        self.events.push(Event {
-            name: "EventBreakerFrozen",
-            attributes,
-        });
+        self.events.push(Event { name: "EventBreakerFrozen", attributes });
     }
 
     /// Row 8 or row 9.
@@ -1270,8 +1126,8 @@ impl World {
         let mut entry = self.entry(model, &trip.address);
         let sums = self.tallies(model);
         let cap = self.params.health_cb_max_excluded_weight_pct;
-        let over_cap = (sums.out_weight + u128::from(trip.weight)) * 100
-            > u128::from(cap) * sums.eligible_weight;
+        let over_cap =
+            (sums.out_weight + u128::from(trip.weight)) * 100 > u128::from(cap) * sums.eligible_weight;
         let refusal = if entry.forced.is_some() {
             Some(("forced", 0))
         } else if trip.weight == 0 {
@@ -1320,23 +1176,11 @@ impl World {
     /// E4: rows of past epochs, at most 1,000 of each collection, from the front.
     pub fn prune(&mut self) {
         let epoch = self.current_epoch();
-        let old: Vec<_> = self
-            .entries
-            .keys()
-            .filter(|key| key.0 < epoch)
-            .take(1_000)
-            .cloned()
-            .collect();
+        let old: Vec<_> = self.entries.keys().filter(|key| key.0 < epoch).take(1_000).cloned().collect();
         for key in old {
             self.entries.remove(&key);
         }
-        let old: Vec<_> = self
-            .rings
-            .keys()
-            .filter(|key| key.0 < epoch)
-            .take(1_000)
-            .cloned()
-            .collect();
+        let old: Vec<_> = self.rings.keys().filter(|key| key.0 < epoch).take(1_000).cloned().collect();
         for key in old {
             self.rings.remove(&key);
         }

@@ -31,10 +31,9 @@ pub(crate) fn check(run: &Run, names: &[String]) -> Result<()> {
     for name in names {
         match STEPS.iter().find(|(known, _)| known == name) {
             Some(step) => chosen.push(step),
-            None => bail!(
-                "no check is called `{name}`; there are: {}",
-                STEPS.map(|(known, _)| known).join(" ")
-            ),
+            None => {
+                bail!("no check is called `{name}`; there are: {}", STEPS.map(|(known, _)| known).join(" "))
+            }
         }
     }
     if chosen.is_empty() {
@@ -43,16 +42,8 @@ pub(crate) fn check(run: &Run, names: &[String]) -> Result<()> {
     for (name, step) in &chosen {
         step(run).with_context(|| format!("check `{name}`"))?;
     }
-    let what = if chosen.len() == STEPS.len() {
-        "all "
-    } else {
-        ""
-    };
-    println!(
-        "\nxtask check: {what}{} passed in {}",
-        counted(chosen.len() as u64, "check"),
-        run.elapsed()
-    );
+    let what = if chosen.len() == STEPS.len() { "all " } else { "" };
+    println!("\nxtask check: {what}{} passed in {}", counted(chosen.len() as u64, "check"), run.elapsed());
     Ok(())
 }
 
@@ -65,12 +56,7 @@ fn dependency_rules(run: &Run) -> Result<()> {
     println!("\n== rules: the dependency rule, the files of each module");
     let mut found = rules::dependency_violations(run.metadata()?)?;
     found.extend(rules::missing_module_files(run.root()));
-    ensure!(
-        found.is_empty(),
-        "{} violations:\n  {}",
-        found.len(),
-        found.join("\n  ")
-    );
+    ensure!(found.is_empty(), "{} violations:\n  {}", found.len(), found.join("\n  "));
     println!("== rules: ok");
     Ok(())
 }
@@ -80,14 +66,7 @@ fn fmt(run: &Run) -> Result<()> {
 }
 
 fn clippy(run: &Run) -> Result<()> {
-    let args = [
-        "clippy",
-        "--workspace",
-        "--all-targets",
-        "--",
-        "-D",
-        "warnings",
-    ];
+    let args = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
     run.step("clippy", &mut cargo(&args), minutes(25))
 }
 
@@ -102,14 +81,7 @@ fn deny(run: &Run) -> Result<()> {
     // Cargo reads the crates of every platform here; they are fetched first, then nothing is.
     run.step("fetch", &mut cargo(&["fetch"]), minutes(10))?;
     let mut deny = Command::new(program);
-    deny.args([
-        "--offline",
-        "check",
-        "--hide-inclusion-graph",
-        "bans",
-        "licenses",
-        "sources",
-    ]);
+    deny.args(["--offline", "check", "--hide-inclusion-graph", "bans", "licenses", "sources"]);
     run.step("deny", &mut deny, minutes(3))
 }
 
@@ -121,11 +93,7 @@ pub(crate) fn proto(run: &Run) -> Result<()> {
     );
     let buf = tools::buf(run)?;
     run.step("buf lint", Command::new(&buf).arg("lint"), minutes(2))?;
-    run.step(
-        "buf format",
-        Command::new(&buf).args(["format", "--diff", "--exit-code"]),
-        minutes(2),
-    )?;
+    run.step("buf format", Command::new(&buf).args(["format", "--diff", "--exit-code"]), minutes(2))?;
     match earlier_proto(run)? {
         Baseline::Commit(commit) => {
             let image = run.target()?.join("tools").join("proto-before.tar");
@@ -137,9 +105,7 @@ pub(crate) fn proto(run: &Run) -> Result<()> {
             run.step("earlier proto", &mut archive, minutes(1))?;
             run.step(
                 "buf breaking",
-                Command::new(&buf)
-                    .args(["breaking", "--against"])
-                    .arg(&image),
+                Command::new(&buf).args(["breaking", "--against"]).arg(&image),
                 minutes(2),
             )
         }
@@ -159,14 +125,7 @@ enum Baseline {
 /// itself the last commit if `proto/` has been edited since, else the one before it.
 fn earlier_proto(run: &Run) -> Result<Baseline> {
     let ask = |args: &[&str]| answer(git(run).args(args));
-    let commit = |name: &str| {
-        ask(&[
-            "rev-parse",
-            "--verify",
-            "--quiet",
-            &format!("{name}^{{commit}}"),
-        ])
-    };
+    let commit = |name: &str| ask(&["rev-parse", "--verify", "--quiet", &format!("{name}^{{commit}}")]);
     let Some(head) = commit("HEAD")? else {
         return Ok(Baseline::None("there is no commit yet".into()));
     };
@@ -203,13 +162,7 @@ fn git(run: &Run) -> Command {
 /// Looks through every file that is, or would be, under version control.
 fn hygiene(run: &Run) -> Result<()> {
     println!("\n== hygiene: unfinished code, machine paths, long files");
-    let listed = answer(git(run).args([
-        "ls-files",
-        "-z",
-        "--cached",
-        "--others",
-        "--exclude-standard",
-    ]))?;
+    let listed = answer(git(run).args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]))?;
     let listed = listed.context("git ls-files failed: this step needs git and a clone")?;
     let (mut faults, mut scanned) = (Vec::new(), 0);
     for file in listed.split('\0').filter(|file| !file.is_empty()) {
@@ -227,12 +180,7 @@ fn hygiene(run: &Run) -> Result<()> {
         }
     }
     ensure!(scanned > 0, "no file is under version control");
-    ensure!(
-        faults.is_empty(),
-        "{} faults:\n  {}",
-        faults.len(),
-        faults.join("\n  ")
-    );
+    ensure!(faults.is_empty(), "{} faults:\n  {}", faults.len(), faults.join("\n  "));
     println!("== hygiene: ok, {scanned} files");
     Ok(())
 }
@@ -240,40 +188,25 @@ fn hygiene(run: &Run) -> Result<()> {
 /// Marks of unfinished code, in code; paths of one machine, in any text. Both lists are spelled in halves, as this file
 /// is scanned too.
 fn faults_in(file: &str, text: &str) -> Vec<String> {
-    const UNFINISHED: [&str; 4] = [
-        concat!("todo", "!"),
-        concat!("unimple", "mented!"),
-        concat!("TO", "DO"),
-        concat!("FIX", "ME"),
-    ];
-    const MACHINE: [&str; 4] = [
-        concat!("/wo", "rk/"),
-        concat!("/ho", "me/"),
-        concat!("/ro", "ot/"),
-        concat!("/Us", "ers/"),
-    ];
-    let extension = Path::new(file)
-        .extension()
-        .and_then(|e| e.to_str())
-        .unwrap_or_default();
+    const UNFINISHED: [&str; 4] =
+        [concat!("todo", "!"), concat!("unimple", "mented!"), concat!("TO", "DO"), concat!("FIX", "ME")];
+    const MACHINE: [&str; 4] =
+        [concat!("/wo", "rk/"), concat!("/ho", "me/"), concat!("/ro", "ot/"), concat!("/Us", "ers/")];
+    let extension = Path::new(file).extension().and_then(|e| e.to_str()).unwrap_or_default();
     let code = ["rs", "proto", "toml", "sh", "yaml", "yml", "js", "py"].contains(&extension)
         || file.starts_with(".ci/");
     let mut faults = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {
         if code {
             for mark in UNFINISHED {
-                if contains_where(line, mark, |before| {
-                    !before.is_alphanumeric() && before != '_'
-                }) {
+                if contains_where(line, mark, |before| !before.is_alphanumeric() && before != '_') {
                     faults.push(format!("{file}:{number}: unfinished: `{mark}`"));
                 }
             }
         }
         for path in MACHINE {
             // Not the middle of a longer path or of an address.
-            if contains_where(line, path, |before| {
-                !before.is_alphanumeric() && !"/.-_~}".contains(before)
-            }) {
+            if contains_where(line, path, |before| !before.is_alphanumeric() && !"/.-_~}".contains(before)) {
                 faults.push(format!("{file}:{number}: a path of one machine: `{path}`"));
             }
         }
@@ -283,8 +216,7 @@ fn faults_in(file: &str, text: &str) -> Vec<String> {
 
 /// Whether `line` contains `word` at its start or after a character that `begins` accepts.
 fn contains_where(line: &str, word: &str, begins: impl Fn(char) -> bool) -> bool {
-    line.match_indices(word)
-        .any(|(at, _)| line[..at].chars().next_back().is_none_or(&begins))
+    line.match_indices(word).any(|(at, _)| line[..at].chars().next_back().is_none_or(&begins))
 }
 
 #[cfg(test)]
@@ -310,11 +242,9 @@ mod tests {
         let line = concat!("see /ho", "me/alice/x");
         assert_eq!(faults_in("docs/a.md", line).len(), 1);
         assert_eq!(faults_in("a.json", concat!("\"/wo", "rk/main\"")).len(), 1);
-        for harmless in [
-            concat!("https://example.org/wo", "rk/1"),
-            concat!("target/ro", "ot/"),
-            concat!("~/wo", "rk/"),
-        ] {
+        for harmless in
+            [concat!("https://example.org/wo", "rk/1"), concat!("target/ro", "ot/"), concat!("~/wo", "rk/")]
+        {
             assert!(faults_in("docs/a.md", harmless).is_empty(), "{harmless}");
         }
     }
@@ -322,10 +252,7 @@ mod tests {
     #[test]
     fn every_check_has_a_name_of_its_own_and_the_help_lists_them() {
         for (i, (name, _)) in STEPS.iter().enumerate() {
-            assert!(
-                STEPS[..i].iter().all(|(earlier, _)| earlier != name),
-                "{name} twice"
-            );
+            assert!(STEPS[..i].iter().all(|(earlier, _)| earlier != name), "{name} twice");
         }
         assert!(
             crate::HELP.contains(&STEPS.map(|(name, _)| name).join(" ")),

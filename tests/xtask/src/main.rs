@@ -61,10 +61,7 @@ fn run(args: &[String]) -> Result<()> {
             let quick = match rest {
                 [] => false,
                 [flag] if flag == "--quick" => true,
-                _ => bail!(
-                    "`cargo xtask test` takes at most `--quick`, got `{}`",
-                    rest.join(" ")
-                ),
+                _ => bail!("`cargo xtask test` takes at most `--quick`, got `{}`", rest.join(" ")),
             };
             test::test(&Run::new(root())?, quick)
         }
@@ -82,31 +79,19 @@ fn run(args: &[String]) -> Result<()> {
             args.extend(rest.iter().map(String::as_str));
             // The benchmark resolves relative paths itself, so it runs where the caller stands.
             let here = std::env::current_dir()?;
-            run.step(
-                "bench",
-                process::cargo(&args).current_dir(here),
-                process::minutes(60),
-            )?;
+            run.step("bench", process::cargo(&args).current_dir(here), process::minutes(60))?;
             println!("\nxtask bench: done in {}", run.elapsed());
             Ok(())
         }
         "tools" => {
             no_arguments()?;
             let run = Run::new(root())?;
-            let installed = [
-                tools::grpcurl(&run)?,
-                tools::buf(&run)?,
-                tools::cargo_deny(&run)?,
-            ];
+            let installed = [tools::grpcurl(&run)?, tools::buf(&run)?, tools::cargo_deny(&run)?];
             println!();
             for path in &installed {
                 println!("{}", path.display());
             }
-            println!(
-                "xtask tools: {} tools ready in {}",
-                installed.len(),
-                run.elapsed()
-            );
+            println!("xtask tools: {} tools ready in {}", installed.len(), run.elapsed());
             Ok(())
         }
         "help" | "--help" | "-h" => {
@@ -140,10 +125,7 @@ mod tests {
     #[test]
     fn an_unknown_task_is_refused_and_the_help_shown() {
         let text = failure(&["tset"]);
-        assert!(
-            text.contains("no task is called `tset`") && text.contains("cargo xtask test"),
-            "{text}"
-        );
+        assert!(text.contains("no task is called `tset`") && text.contains("cargo xtask test"), "{text}");
     }
 
     #[test]
@@ -155,8 +137,7 @@ mod tests {
 
     #[test]
     fn the_root_is_the_folder_of_the_workspace_manifest() {
-        let manifest =
-            std::fs::read_to_string(root().join("Cargo.toml")).expect("a manifest at the root");
+        let manifest = std::fs::read_to_string(root().join("Cargo.toml")).expect("a manifest at the root");
         assert!(manifest.contains("[workspace]"));
     }
 }

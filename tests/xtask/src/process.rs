@@ -26,11 +26,7 @@ impl Run {
             "{} is not the workspace: it has no Cargo.toml",
             root.display()
         );
-        Ok(Self {
-            root,
-            started: Instant::now(),
-            metadata: OnceCell::new(),
-        })
+        Ok(Self { root, started: Instant::now(), metadata: OnceCell::new() })
     }
 
     pub(crate) fn root(&self) -> &Path {
@@ -54,9 +50,7 @@ impl Run {
     /// Where Cargo builds, whatever the environment or a configuration file says.
     pub(crate) fn target(&self) -> Result<PathBuf> {
         let target = self.metadata()?["target_directory"].as_str();
-        Ok(PathBuf::from(
-            target.context("cargo metadata names no target_directory")?,
-        ))
+        Ok(PathBuf::from(target.context("cargo metadata names no target_directory")?))
     }
 
     /// Runs one command as a step; its output goes straight through. Relative to the root unless the command says otherwise.
@@ -90,11 +84,7 @@ impl Run {
         std::io::stdout().flush()?;
         let began = Instant::now();
         let status = run_limited(command, limit, read).with_context(|| format!("step `{name}`"))?;
-        ensure!(
-            status.success(),
-            "step `{name}`: {} ended with {status}",
-            command.get_program().display()
-        );
+        ensure!(status.success(), "step `{name}`: {} ended with {status}", command.get_program().display());
         println!("== {name}: ok in {}", seconds(began.elapsed()));
         Ok(())
     }
@@ -102,22 +92,12 @@ impl Run {
 
 /// Reads `cargo metadata` of the workspace at `root`, without touching the network.
 pub(crate) fn cargo_metadata(root: &Path) -> Result<Value> {
-    let out = cargo(&[
-        "metadata",
-        "--no-deps",
-        "--format-version",
-        "1",
-        "--offline",
-    ])
-    .current_dir(root)
-    .stderr(Stdio::inherit())
-    .output()
-    .context("cargo metadata")?;
-    ensure!(
-        out.status.success(),
-        "cargo metadata ended with {}",
-        out.status
-    );
+    let out = cargo(&["metadata", "--no-deps", "--format-version", "1", "--offline"])
+        .current_dir(root)
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cargo metadata")?;
+    ensure!(out.status.success(), "cargo metadata ended with {}", out.status);
     serde_json::from_slice(&out.stdout).context("cargo metadata is not JSON")
 }
 
@@ -143,14 +123,9 @@ pub(crate) fn need(program: &str, install: &str) -> Result<()> {
 
 /// What a command printed, trimmed, or `None` if it failed. For questions whose "no" is an answer.
 pub(crate) fn answer(command: &mut Command) -> Result<Option<String>> {
-    let out = command
-        .stderr(Stdio::null())
-        .output()
-        .with_context(|| format!("cannot run {}", line(command)))?;
-    Ok(out
-        .status
-        .success()
-        .then(|| String::from_utf8_lossy(&out.stdout).trim().to_string()))
+    let out =
+        command.stderr(Stdio::null()).output().with_context(|| format!("cannot run {}", line(command)))?;
+    Ok(out.status.success().then(|| String::from_utf8_lossy(&out.stdout).trim().to_string()))
 }
 
 fn run_limited(
@@ -169,16 +144,11 @@ fn run_limited(
     if read.is_some() {
         command.stdout(Stdio::piped());
     }
-    let mut child = command
-        .spawn()
-        .with_context(|| format!("cannot start {}", line(command)))?;
+    let mut child = command.spawn().with_context(|| format!("cannot start {}", line(command)))?;
     let Some(read) = read else {
         return wait(&mut child, limit, own_group);
     };
-    let out = child
-        .stdout
-        .take()
-        .context("the command's output is not connected")?;
+    let out = child.stdout.take().context("the command's output is not connected")?;
     std::thread::scope(|scope| {
         // A child of the command can hold the pipe open; after the limit those are gone too, so this ends.
         let reader = scope.spawn(move || -> Result<()> {
@@ -213,20 +183,13 @@ fn wait(child: &mut Child, limit: Duration, own_group: bool) -> Result<ExitStatu
             // The command's children first: one left over would keep the output open, and a port or a file with it.
             let id = child.id();
             let _ = if own_group {
-                Command::new("kill")
-                    .args(["-KILL", "--", &format!("-{id}")])
-                    .status()
+                Command::new("kill").args(["-KILL", "--", &format!("-{id}")]).status()
             } else {
-                Command::new("pkill")
-                    .args(["-KILL", "-P", &id.to_string()])
-                    .status()
+                Command::new("pkill").args(["-KILL", "-P", &id.to_string()]).status()
             };
             let _ = child.kill();
             let _ = child.wait();
-            bail!(
-                "still running after its limit of {}, stopped",
-                seconds(limit)
-            );
+            bail!("still running after its limit of {}, stopped", seconds(limit));
         }
         std::thread::sleep(POLL);
     }
@@ -236,22 +199,10 @@ fn wait(child: &mut Child, limit: Duration, own_group: bool) -> Result<ExitStatu
 fn line(command: &Command) -> String {
     let mut words: Vec<String> = command
         .get_envs()
-        .filter_map(|(key, value)| {
-            Some(format!(
-                "{}={}",
-                key.display(),
-                quoted(&value?.to_string_lossy())
-            ))
-        })
+        .filter_map(|(key, value)| Some(format!("{}={}", key.display(), quoted(&value?.to_string_lossy()))))
         .collect();
     let program = Path::new(command.get_program());
-    words.push(
-        program
-            .file_name()
-            .unwrap_or(program.as_os_str())
-            .to_string_lossy()
-            .into_owned(),
-    );
+    words.push(program.file_name().unwrap_or(program.as_os_str()).to_string_lossy().into_owned());
     words.extend(command.get_args().map(|arg| quoted(&arg.to_string_lossy())));
     words.join(" ")
 }
@@ -295,12 +246,8 @@ mod tests {
             seen.push(l.to_string());
             false
         };
-        let status = run_limited(
-            &mut sh("echo one; echo two; exit 3"),
-            minutes(1),
-            Some(&mut read),
-        )
-        .expect("runs");
+        let status =
+            run_limited(&mut sh("echo one; echo two; exit 3"), minutes(1), Some(&mut read)).expect("runs");
         assert_eq!(status.code(), Some(3));
         assert_eq!(seen, ["one", "two"]);
     }
@@ -308,8 +255,8 @@ mod tests {
     #[test]
     fn a_command_over_its_limit_is_stopped_and_the_limit_named() {
         let began = Instant::now();
-        let error = run_limited(&mut sh("exec sleep 60"), Duration::from_millis(100), None)
-            .expect_err("too slow");
+        let error =
+            run_limited(&mut sh("exec sleep 60"), Duration::from_millis(100), None).expect_err("too slow");
         assert!(error.to_string().contains("limit of 0.1 s"), "{error}");
         assert!(began.elapsed() < Duration::from_secs(30));
     }
@@ -318,25 +265,15 @@ mod tests {
     fn the_limit_also_ends_what_the_command_started() {
         let began = Instant::now();
         let mut read = |_: &str| false;
-        let slow = run_limited(
-            &mut sh("sleep 60; echo late"),
-            Duration::from_millis(200),
-            Some(&mut read),
-        );
+        let slow = run_limited(&mut sh("sleep 60; echo late"), Duration::from_millis(200), Some(&mut read));
         assert!(slow.is_err());
-        assert!(
-            began.elapsed() < Duration::from_secs(30),
-            "waited for a child that held the output"
-        );
+        assert!(began.elapsed() < Duration::from_secs(30), "waited for a child that held the output");
     }
 
     #[test]
     fn a_missing_program_is_an_error_that_says_what_to_install() {
         let error = need("no-such-program-of-ours", "Node.js 18 or newer").expect_err("absent");
-        assert!(
-            error.to_string().contains("install Node.js 18 or newer"),
-            "{error}"
-        );
+        assert!(error.to_string().contains("install Node.js 18 or newer"), "{error}");
         need("sh", "a shell").expect("every machine has one");
     }
 
@@ -344,10 +281,7 @@ mod tests {
     fn a_printed_command_can_be_typed_again() {
         let mut command = sh("echo it's");
         command.env("RUSTDOCFLAGS", "-D warnings");
-        assert_eq!(
-            line(&command),
-            r"RUSTDOCFLAGS='-D warnings' sh -c 'echo it'\''s'"
-        );
+        assert_eq!(line(&command), r"RUSTDOCFLAGS='-D warnings' sh -c 'echo it'\''s'");
     }
 
     #[test]

@@ -37,18 +37,12 @@ pub(crate) fn blocks(file: &str, text: &str) -> Result<Vec<Block>> {
                 }
             }
             if let Some(mark) = marked_at.take() {
-                ensure!(
-                    is_sh,
-                    "{file}:{mark}: the mark must stand right above a ```sh block"
-                );
+                ensure!(is_sh, "{file}:{mark}: the mark must stand right above a ```sh block");
                 ensure!(
                     !body.contains("xtask test"),
                     "{file}:{number}: this block is marked and runs the tests, which would run it again; take the mark off"
                 );
-                found.push(Block {
-                    line: number,
-                    script: body,
-                });
+                found.push(Block { line: number, script: body });
             }
         } else if let Some(mark) = marked_at {
             bail!("{file}:{mark}: the mark must stand right above a ```sh block");
@@ -67,20 +61,13 @@ mod tests {
     #[test]
     fn only_marked_sh_blocks_are_taken_with_their_line() {
         let text = "# A\n```sh\nno\n```\n<!-- ci -->\n```sh\nyes \\\n  --flag\nsecond\n```\n```text\n<!-- ci -->\n```\n";
-        let expected = Block {
-            line: 6,
-            script: "yes \\\n  --flag\nsecond\n".into(),
-        };
+        let expected = Block { line: 6, script: "yes \\\n  --flag\nsecond\n".into() };
         assert_eq!(blocks("R.md", text).expect("well formed"), [expected]);
     }
 
     #[test]
     fn a_mark_over_anything_else_is_refused_with_its_place() {
-        for text in [
-            "x\n<!-- ci -->\ntext\n",
-            "x\n<!-- ci -->\n```json\n{}\n```\n",
-            "x\n<!-- ci -->\n",
-        ] {
+        for text in ["x\n<!-- ci -->\ntext\n", "x\n<!-- ci -->\n```json\n{}\n```\n", "x\n<!-- ci -->\n"] {
             let error = blocks("R.md", text).expect_err("misplaced").to_string();
             assert!(error.starts_with("R.md:2:"), "{error}");
         }
@@ -88,18 +75,12 @@ mod tests {
 
     #[test]
     fn a_block_without_an_end_is_refused() {
-        assert!(
-            blocks("R.md", "```sh\nls\n")
-                .expect_err("open")
-                .to_string()
-                .contains("no end")
-        );
+        assert!(blocks("R.md", "```sh\nls\n").expect_err("open").to_string().contains("no end"));
     }
 
     #[test]
     fn the_test_command_cannot_be_marked() {
-        let error = blocks("R.md", "<!-- ci -->\n```sh\ncargo xtask test\n```\n")
-            .expect_err("would recurse");
+        let error = blocks("R.md", "<!-- ci -->\n```sh\ncargo xtask test\n```\n").expect_err("would recurse");
         assert!(error.to_string().contains("take the mark off"), "{error}");
     }
 }

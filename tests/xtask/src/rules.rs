@@ -47,32 +47,13 @@ const NOT_DETERMINISTIC: [(&str, &str); 28] = [
 ];
 
 /// Crates that only `proto` names; the others take what they need from its re-exports.
-const PROTO_ONLY: [&str; 6] = [
-    "prost",
-    "prost-build",
-    "tonic-build",
-    "tonic-prost-build",
-    "protox",
-    "cosmos-sdk-proto",
-];
+const PROTO_ONLY: [&str; 6] =
+    ["prost", "prost-build", "tonic-build", "tonic-prost-build", "protox", "cosmos-sdk-proto"];
 
 /// Modules that keep state, and the files that each of them has at least.
-const MODULES: [&str; 6] = [
-    "auth",
-    "bank",
-    "epochs",
-    "participants",
-    "inference",
-    "breaker",
-];
-const MODULE_FILES: [&str; 6] = [
-    "README.md",
-    "src/lib.rs",
-    "src/keys.rs",
-    "src/state.rs",
-    "src/errors.rs",
-    "src/module.rs",
-];
+const MODULES: [&str; 6] = ["auth", "bank", "epochs", "participants", "inference", "breaker"];
+const MODULE_FILES: [&str; 6] =
+    ["README.md", "src/lib.rs", "src/keys.rs", "src/state.rs", "src/errors.rs", "src/module.rs"];
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
@@ -109,59 +90,34 @@ pub(crate) fn missing_module_files(root: &Path) -> Vec<String> {
 }
 
 fn packages(metadata: &Value) -> Result<Vec<Package>> {
-    let root = Path::new(
-        metadata["workspace_root"]
-            .as_str()
-            .context("cargo metadata: no workspace_root")?,
-    );
+    let root = Path::new(metadata["workspace_root"].as_str().context("cargo metadata: no workspace_root")?);
     let mut packages = Vec::new();
-    for package in metadata["packages"]
-        .as_array()
-        .context("cargo metadata: no packages")?
-    {
-        let name = package["name"]
-            .as_str()
-            .context("cargo metadata: a package without a name")?;
-        let manifest = Path::new(
-            package["manifest_path"]
-                .as_str()
-                .context("cargo metadata: no manifest_path")?,
-        );
-        let folder = manifest
-            .parent()
-            .and_then(|dir| dir.strip_prefix(root).ok());
+    for package in metadata["packages"].as_array().context("cargo metadata: no packages")? {
+        let name = package["name"].as_str().context("cargo metadata: a package without a name")?;
+        let manifest =
+            Path::new(package["manifest_path"].as_str().context("cargo metadata: no manifest_path")?);
+        let folder = manifest.parent().and_then(|dir| dir.strip_prefix(root).ok());
         let folder = folder.with_context(|| format!("{name} lies outside the workspace"))?;
         let mut dependencies = Vec::new();
-        for dependency in package["dependencies"]
-            .as_array()
-            .context("cargo metadata: no dependencies")?
-        {
+        for dependency in package["dependencies"].as_array().context("cargo metadata: no dependencies")? {
             let kind = match dependency["kind"].as_str() {
                 None => Kind::Normal,
                 Some("dev") => Kind::Dev,
                 Some("build") => Kind::Build,
                 Some(other) => bail!("cargo metadata: unknown kind of dependency `{other}`"),
             };
-            let on = dependency["name"]
-                .as_str()
-                .context("cargo metadata: a dependency without a name")?;
+            let on = dependency["name"].as_str().context("cargo metadata: a dependency without a name")?;
             dependencies.push((on.to_string(), kind));
         }
         let folder = folder.to_string_lossy().replace('\\', "/");
-        packages.push(Package {
-            name: name.to_string(),
-            folder,
-            dependencies,
-        });
+        packages.push(Package { name: name.to_string(), folder, dependencies });
     }
     Ok(packages)
 }
 
 fn violations(packages: &[Package]) -> Vec<String> {
-    let folders: BTreeMap<&str, &str> = packages
-        .iter()
-        .map(|p| (p.name.as_str(), p.folder.as_str()))
-        .collect();
+    let folders: BTreeMap<&str, &str> =
+        packages.iter().map(|p| (p.name.as_str(), p.folder.as_str())).collect();
     let mut found = Vec::new();
     for package in packages {
         let from = package.folder.as_str();
@@ -176,10 +132,7 @@ fn violations(packages: &[Package]) -> Vec<String> {
                     Kind::Dev => "dev-depends",
                     Kind::Build => "build-depends",
                 };
-                found.push(format!(
-                    "{} ({from}) {kind} on {on}: {reason}",
-                    package.name
-                ));
+                found.push(format!("{} ({from}) {kind} on {on}: {reason}", package.name));
             }
         }
     }
@@ -200,10 +153,7 @@ fn refuse_ours(from: &str, to: &str, kind: Kind) -> Option<String> {
     let allowed: (bool, &str) = match (room, name) {
         ("proto", _) => (false, "proto stands alone"),
         ("x", "store") => (false, "the store knows nothing of ours"),
-        ("x", "types") => (
-            ["x/store", "proto"].contains(&to),
-            "x/types may use x/store and proto",
-        ),
+        ("x", "types") => (["x/store", "proto"].contains(&to), "x/types may use x/store and proto"),
         ("x", _) => (
             ["x/store", "x/types", "proto"].contains(&to),
             "a folder of x/ may use x/store, x/types and proto; what modules offer each other is a trait in x/types",
@@ -253,10 +203,7 @@ mod tests {
         Package {
             name,
             folder: folder.into(),
-            dependencies: dependencies
-                .iter()
-                .map(|(n, k)| (n.to_string(), *k))
-                .collect(),
+            dependencies: dependencies.iter().map(|(n, k)| (n.to_string(), *k)).collect(),
         }
     }
 
@@ -279,13 +226,7 @@ mod tests {
         ];
         let packages: Vec<Package> = all
             .iter()
-            .map(|f| {
-                if *f == folder {
-                    package(f, &[(on, kind)])
-                } else {
-                    package(f, &[])
-                }
-            })
+            .map(|f| if *f == folder { package(f, &[(on, kind)]) } else { package(f, &[]) })
             .collect();
         violations(&packages).len()
     }
@@ -294,21 +235,13 @@ mod tests {
     fn the_workspace_keeps_the_dependency_rule() {
         let metadata = cargo_metadata(&crate::root()).expect("cargo metadata");
         let found = dependency_violations(&metadata).expect("readable metadata");
-        assert!(
-            found.is_empty(),
-            "the dependency rule is broken:\n  {}",
-            found.join("\n  ")
-        );
+        assert!(found.is_empty(), "the dependency rule is broken:\n  {}", found.join("\n  "));
     }
 
     #[test]
     fn every_module_has_its_files() {
         let missing = missing_module_files(&crate::root());
-        assert!(
-            missing.is_empty(),
-            "modules are incomplete:\n  {}",
-            missing.join("\n  ")
-        );
+        assert!(missing.is_empty(), "modules are incomplete:\n  {}", missing.join("\n  "));
     }
 
     #[test]
@@ -332,13 +265,9 @@ mod tests {
         for allowed in ["holdfast-store", "holdfast-types", "holdfast-proto"] {
             assert_eq!(breaches("x/bank", allowed, Kind::Normal), 0, "{allowed}");
         }
-        for refused in [
-            "holdfast-auth",
-            "holdfast-testkit",
-            "holdfast-model",
-            "holdfast-app",
-            "holdfast-node",
-        ] {
+        for refused in
+            ["holdfast-auth", "holdfast-testkit", "holdfast-model", "holdfast-app", "holdfast-node"]
+        {
             assert_eq!(breaches("x/bank", refused, Kind::Normal), 1, "{refused}");
         }
     }

@@ -35,8 +35,7 @@ pub(crate) fn test(run: &Run, quick: bool) -> Result<()> {
 
     let grpcurl = tools::grpcurl(run)?;
     let (holdfastd, programs) = build(run)?;
-    let environment: Vec<(&str, PathBuf)> =
-        vec![("HOLDFASTD", holdfastd.clone()), ("GRPCURL", grpcurl)];
+    let environment: Vec<(&str, PathBuf)> = vec![("HOLDFASTD", holdfastd.clone()), ("GRPCURL", grpcurl)];
     let mut tests = cargo(&["test", "--workspace", "--no-fail-fast"]);
     tests.envs(environment.iter().map(|(k, v)| (k, v)));
     run_tests(run, &mut tests, &mut tally)?;
@@ -82,8 +81,7 @@ fn build(run: &Run) -> Result<(PathBuf, Vec<PathBuf>)> {
         "--message-format=json-render-diagnostics",
     ];
     run.step_lines("build", &mut cargo(&args), minutes(40), &mut read)?;
-    let holdfastd =
-        holdfastd.context("the build made no program `holdfastd` (package holdfast-node)")?;
+    let holdfastd = holdfastd.context("the build made no program `holdfastd` (package holdfast-node)")?;
     examples.sort();
     Ok((holdfastd, examples))
 }
@@ -105,11 +103,7 @@ fn run_tests(run: &Run, command: &mut Command, tally: &mut Tally) -> Result<()> 
 fn run_examples(run: &Run, programs: &[PathBuf]) -> Result<usize> {
     for program in programs {
         let name = program.file_stem().unwrap_or_default().display();
-        run.step(
-            &format!("example {name}"),
-            &mut Command::new(program),
-            minutes(5),
-        )?;
+        run.step(&format!("example {name}"), &mut Command::new(program), minutes(5))?;
     }
     Ok(programs.len())
 }
@@ -117,8 +111,8 @@ fn run_examples(run: &Run, programs: &[PathBuf]) -> Result<usize> {
 fn run_documents(run: &Run) -> Result<usize> {
     let mut ran = 0;
     for file in documents(run.root())? {
-        let text = fs::read_to_string(run.root().join(&file))
-            .with_context(|| format!("cannot read {file}"))?;
+        let text =
+            fs::read_to_string(run.root().join(&file)).with_context(|| format!("cannot read {file}"))?;
         let blocks = readme::blocks(&file, &text)?;
         ensure!(
             file != "README.md" || !blocks.is_empty(),
@@ -162,8 +156,7 @@ impl Tally {
         if let Some(counts) = line.strip_prefix("test result: ") {
             for part in counts.split(['.', ';']) {
                 let mut words = part.split_whitespace();
-                let (Some(Ok(count)), Some(what)) =
-                    (words.next().map(str::parse::<u64>), words.next())
+                let (Some(Ok(count)), Some(what)) = (words.next().map(str::parse::<u64>), words.next())
                 else {
                     continue;
                 };
@@ -174,20 +167,13 @@ impl Tally {
                     _ => {}
                 }
             }
-        } else if let Some(name) = line
-            .strip_prefix("test ")
-            .and_then(|l| l.strip_suffix(" ... FAILED"))
-        {
+        } else if let Some(name) = line.strip_prefix("test ").and_then(|l| l.strip_suffix(" ... FAILED")) {
             self.failures.push(name.to_string());
         }
     }
 
     fn line(&self) -> String {
-        let ignored = if self.ignored > 0 {
-            format!(" ({} ignored)", self.ignored)
-        } else {
-            String::new()
-        };
+        let ignored = if self.ignored > 0 { format!(" ({} ignored)", self.ignored) } else { String::new() };
         counted(self.passed, "test") + &ignored
     }
 }

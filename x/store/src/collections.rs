@@ -12,7 +12,8 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 fn decode_value<V: BorshDeserialize>(prefix: &Prefix, bytes: &[u8]) -> Result<V, StoreError> {
-    V::try_from_slice(bytes).map_err(|e| StoreError::Decode { collection: prefix.name, reason: e.to_string() })
+    V::try_from_slice(bytes)
+        .map_err(|e| StoreError::Decode { collection: prefix.name, reason: e.to_string() })
 }
 
 fn encode_value<V: BorshSerialize>(prefix: &Prefix, value: &V) -> Result<Vec<u8>, StoreError> {
@@ -452,7 +453,12 @@ impl<K: KeyCodec, V: BorshSerialize + BorshDeserialize, const N: usize> IndexedM
     }
 
     /// The entry that holds `index_key` in unique index `n`.
-    pub fn by_unique<I: KeyCodec>(&self, store: &dyn KvRead, n: usize, key: &I) -> Result<Option<K>, StoreError> {
+    pub fn by_unique<I: KeyCodec>(
+        &self,
+        store: &dyn KvRead,
+        n: usize,
+        key: &I,
+    ) -> Result<Option<K>, StoreError> {
         let index = self.index(n)?;
         let mut row = index.prefix.bytes();
         key.encode(&mut row);
@@ -495,7 +501,11 @@ pub struct MapReader<'m, K, V>(&'m Map<K, V>);
 
 impl<'m, K: KeyCodec, V: BorshSerialize + BorshDeserialize> MapReader<'m, K, V> {
     /// See [`Map::iter`].
-    pub fn iter(self, store: &'m dyn KvRead, order: Order) -> impl Iterator<Item = Result<(K, V), StoreError>> + 'm {
+    pub fn iter(
+        self,
+        store: &'m dyn KvRead,
+        order: Order,
+    ) -> impl Iterator<Item = Result<(K, V), StoreError>> + 'm {
         self.0.iter(store, order)
     }
 

@@ -73,7 +73,9 @@ impl MemKv {
     }
 }
 
-pub(crate) fn bounds<'k>(start: &'k [u8], end: Option<&'k [u8]>) -> Option<(Bound<&'k [u8]>, Bound<&'k [u8]>)> {
+type ByteBounds<'k> = (Bound<&'k [u8]>, Bound<&'k [u8]>);
+
+pub(crate) fn bounds<'k>(start: &'k [u8], end: Option<&'k [u8]>) -> Option<ByteBounds<'k>> {
     match end {
         // BTreeMap panics on reversed bounds.
         Some(end) if end <= start => None,

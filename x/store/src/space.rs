@@ -34,7 +34,9 @@ impl<S: std::ops::Deref<Target: KvRead>> KvRead for SpaceKv<S> {
         };
         let rows = self.inner.scan(&self.full(start), end.as_deref(), order);
         Box::new(rows.map(|row| {
-            row.map(|(key, value)| (key.strip_prefix(self.prefix.as_slice()).map(<[u8]>::to_vec).unwrap_or(key), value))
+            row.map(|(key, value)| {
+                (key.strip_prefix(self.prefix.as_slice()).map(<[u8]>::to_vec).unwrap_or(key), value)
+            })
         }))
     }
 }

@@ -19,7 +19,9 @@ pub enum CoinError {
     #[error("denom {0:?}: use 3 to 128 characters, a letter first, then letters, digits or / : . _ -")]
     Denom(String),
     /// Bad amount.
-    #[error("amount {0:?}: write a decimal integer of base units, 0 to 2^128 - 1, without sign or leading zeros")]
+    #[error(
+        "amount {0:?}: write a decimal integer of base units, 0 to 2^128 - 1, without sign or leading zeros"
+    )]
     Amount(String),
 }
 
@@ -45,7 +47,10 @@ impl Coin {
     pub fn parse_amount(amount: &str) -> Result<u128, CoinError> {
         let digits = !amount.is_empty() && amount.bytes().all(|b| b.is_ascii_digit());
         let canonical = amount == "0" || !amount.starts_with('0');
-        if digits && canonical && let Ok(amount) = amount.parse() {
+        if digits
+            && canonical
+            && let Ok(amount) = amount.parse()
+        {
             return Ok(amount);
         }
         Err(CoinError::Amount(amount.chars().take(50).collect()))

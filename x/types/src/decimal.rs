@@ -34,7 +34,12 @@ impl Decimal12 {
             None => (digits, ""),
         };
         let all_digits = |s: &str| s.bytes().all(|b| b.is_ascii_digit());
-        if whole.is_empty() || whole.len() > 18 || fraction.len() > 30 || !all_digits(whole) || !all_digits(fraction) {
+        if whole.is_empty()
+            || whole.len() > 18
+            || fraction.len() > 30
+            || !all_digits(whole)
+            || !all_digits(fraction)
+        {
             return None;
         }
         let (kept, lost) = fraction.split_at_checked(12).unwrap_or((fraction, ""));

@@ -106,7 +106,8 @@ mod pages {
 
     fn page(request: PageRequest) -> (Vec<u8>, Vec<u8>, u64) {
         let (items, page) =
-            paginate(&store(), b"p", Some(&request), |_, v| Ok(v.first().copied().filter(|v| v % 2 == 0))).unwrap();
+            paginate(&store(), b"p", Some(&request), |_, v| Ok(v.first().copied().filter(|v| v % 2 == 0)))
+                .unwrap();
         (items, page.next_key, page.total)
     }
 
@@ -120,7 +121,8 @@ mod pages {
 
     #[test]
     fn offset_total_and_reverse_agree_with_a_hand_count() {
-        let (items, _, total) = page(PageRequest { offset: 1, limit: 2, count_total: true, ..Default::default() });
+        let (items, _, total) =
+            page(PageRequest { offset: 1, limit: 2, count_total: true, ..Default::default() });
         assert_eq!((items.as_slice(), total), (&[2, 4][..], 4));
         let (items, next, _) = page(PageRequest { limit: 3, reverse: true, ..Default::default() });
         assert_eq!(items, [6, 4, 2]);

@@ -8,7 +8,13 @@ use crate::{Address, Coin, Context, ModuleError};
 pub trait BankKeeper {
     /// Moves `coin` from one account to another; an amount of 0 does nothing.
     /// Fails with `sdk` 5 when `from` has less.
-    fn send(&self, ctx: &mut Context<'_>, from: &Address, to: &Address, coin: &Coin) -> Result<(), ModuleError>;
+    fn send(
+        &self,
+        ctx: &mut Context<'_>,
+        from: &Address,
+        to: &Address,
+        coin: &Coin,
+    ) -> Result<(), ModuleError>;
 
     /// Balance in base units; 0 for an unknown account or denomination.
     fn balance(&self, store: &dyn KvRead, account: &Address, denom: &str) -> Result<u128, StoreError>;

@@ -49,11 +49,27 @@ pub struct InferenceOutcome {
 /// Each started inference ends in exactly one of finished, missed, released.
 pub trait InferenceHooks {
     /// Started.
-    fn after_inference_started(&self, ctx: &mut Context<'_>, event: &InferenceStarted) -> Result<(), ModuleError>;
+    fn after_inference_started(
+        &self,
+        ctx: &mut Context<'_>,
+        event: &InferenceStarted,
+    ) -> Result<(), ModuleError>;
     /// Finished in time by its executor.
-    fn after_inference_finished(&self, ctx: &mut Context<'_>, event: &InferenceOutcome) -> Result<(), ModuleError>;
+    fn after_inference_finished(
+        &self,
+        ctx: &mut Context<'_>,
+        event: &InferenceOutcome,
+    ) -> Result<(), ModuleError>;
     /// Expired, or reported failed by its executor.
-    fn after_inference_missed(&self, ctx: &mut Context<'_>, event: &InferenceOutcome) -> Result<(), ModuleError>;
+    fn after_inference_missed(
+        &self,
+        ctx: &mut Context<'_>,
+        event: &InferenceOutcome,
+    ) -> Result<(), ModuleError>;
     /// Ended without fault.
-    fn after_inference_released(&self, ctx: &mut Context<'_>, event: &InferenceOutcome) -> Result<(), ModuleError>;
+    fn after_inference_released(
+        &self,
+        ctx: &mut Context<'_>,
+        event: &InferenceOutcome,
+    ) -> Result<(), ModuleError>;
 }

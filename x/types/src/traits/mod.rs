@@ -16,5 +16,6 @@ pub use epochs::{EpochHooks, EpochInfo, EpochsRead};
 pub use escrow::{EscrowCounts, EscrowHooks};
 pub use inference::{InferenceHooks, InferenceOutcome, InferenceStarted, Stamp};
 pub use participants::{
-    Eligibility, EligibilityHooks, Excuse, GroupTotals, ParticipantsRead, ParticipantsWrite, Standing, WeightSource,
+    Eligibility, EligibilityHooks, Excuse, GroupTotals, ParticipantsRead, ParticipantsWrite, Standing,
+    WeightSource,
 };
