@@ -320,6 +320,11 @@ impl<K: KeyCodec> KeySet<K> {
         self.0.up_to(store, last).map(|row| row.map(|(key, ())| key))
     }
 
+    /// The full key of every member begins with this: for pages.
+    pub fn prefix_key(&self) -> Vec<u8> {
+        self.0.prefix_key(&())
+    }
+
     /// Decodes a full store key of this set.
     pub fn parse_key(&self, full: &[u8]) -> Option<K> {
         self.0.parse_key(full)
