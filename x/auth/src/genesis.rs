@@ -5,10 +5,18 @@ use std::collections::BTreeSet;
 use holdfast_proto::holdfast::auth::v1 as pb;
 use holdfast_store::{KvRead, Order};
 use holdfast_types::{Address, Context, Hrp, ModuleError};
+use ripemd::Ripemd160;
+use sha2::{Digest, Sha256};
 
 use crate::{ACCOUNTS, Account, AuthError, NEXT_ACCOUNT_NUMBER};
 
-/// The accounts of a genesis state, checked: ascending, numbers unique and below the next one.
+/// The address of a key, as the Cosmos SDK derives it: RIPEMD-160 of SHA-256 of its 33 bytes.
+fn address_of(key: &[u8; 33]) -> Address {
+    Address(Ripemd160::digest(Sha256::digest(key)).into())
+}
+
+/// The accounts of a genesis state, checked: ascending, numbers unique and below the next one, keys
+/// those of their addresses.
 pub(crate) fn parse(genesis: &pb::GenesisState, hrp: &Hrp) -> Result<Vec<(Address, Account)>, AuthError> {
     let mut out: Vec<(Address, Account)> = Vec::new();
     let mut numbers = BTreeSet::new();
@@ -40,6 +48,13 @@ pub(crate) fn parse(genesis: &pb::GenesisState, hrp: &Hrp) -> Result<Vec<(Addres
             if pub_key.is_some() || row.sequence != 0 {
                 return bad("module_name", "a module's account has no key and no sequence".into());
             }
+        }
+        // A stored key signs without being compared to its address again: a foreign one would own the account.
+        if pub_key.is_some_and(|key| address_of(&key) != address) {
+            return bad(
+                "pub_key",
+                "is the key of another address; give the account's own or leave it empty".into(),
+            );
         }
         out.push((address, Account { number: row.account_number, sequence: row.sequence, pub_key, module }));
     }

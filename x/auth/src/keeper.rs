@@ -31,10 +31,9 @@ impl Keeper {
     /// 3 for a module's, `sdk` 32 when the sequence is used up.
     pub fn increment_sequence(&self, store: &mut dyn KvWrite, address: &Address) -> Result<u64, ModuleError> {
         let mut account = self.signer(store, address)?;
-        account.sequence = account
-            .sequence
-            .checked_add(1)
-            .ok_or_else(|| ModuleError::sdk(sdk::WRONG_SEQUENCE, "sequence: the account's numbers are used up"))?;
+        account.sequence = account.sequence.checked_add(1).ok_or_else(|| {
+            ModuleError::sdk(sdk::WRONG_SEQUENCE, "sequence: the account's numbers are used up")
+        })?;
         ACCOUNTS.set(store, address, &account)?;
         Ok(account.sequence)
     }
@@ -56,12 +55,13 @@ impl Keeper {
     /// (made by a transfer before the module existed) becomes the module's.
     pub fn ensure_module_account(&self, store: &mut dyn KvWrite, name: &str) -> Result<Address, ModuleError> {
         let address = Address::module(name);
-        let mut account = match ACCOUNTS.get(store, &address)? {
+        let number = match ACCOUNTS.get(store, &address)? {
             Some(account) if account.module.as_deref() == Some(name) => return Ok(address),
-            Some(account) => account,
-            None => Account { number: NEXT_ACCOUNT_NUMBER.next(store)?, ..Account::default() },
+            Some(account) => account.number,
+            None => NEXT_ACCOUNT_NUMBER.next(store)?,
         };
-        account.module = Some(name.to_owned());
+        // Key and sequence are dropped, not carried over: a module's account has neither, in genesis too.
+        let account = Account { number, module: Some(name.to_owned()), ..Account::default() };
         ACCOUNTS.set(store, &address, &account)?;
         Ok(address)
     }

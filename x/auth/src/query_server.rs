@@ -30,7 +30,10 @@ pub fn to_any(address: &Address, account: &Account, hrp: &Hrp) -> Any {
 }
 
 /// One account. `InvalidArgument` for a bad address, `NotFound` naming the address when there is none.
-pub fn account(q: QueryContext<'_>, req: pb::QueryAccountRequest) -> Result<pb::QueryAccountResponse, QueryError> {
+pub fn account(
+    q: QueryContext<'_>,
+    req: pb::QueryAccountRequest,
+) -> Result<pb::QueryAccountResponse, QueryError> {
     let address = q.address("address", &req.address)?;
     let account = ACCOUNTS
         .get(q.store, &address)?
@@ -39,12 +42,16 @@ pub fn account(q: QueryContext<'_>, req: pb::QueryAccountRequest) -> Result<pb::
 }
 
 /// A page of accounts by ascending address.
-pub fn accounts(q: QueryContext<'_>, req: pb::QueryAccountsRequest) -> Result<pb::QueryAccountsResponse, QueryError> {
-    let (accounts, page) = paginate(q.store, &ACCOUNTS.prefix_key(&()), req.pagination.as_ref(), |key, value| {
-        let address = Address::from_bytes(key)
-            .map_err(|e| StoreError::Decode { collection: "accounts", reason: e.to_string() })?;
-        Ok(Some(to_any(&address, &ACCOUNTS.decode_value(value)?, &q.block.hrp)))
-    })?;
+pub fn accounts(
+    q: QueryContext<'_>,
+    req: pb::QueryAccountsRequest,
+) -> Result<pb::QueryAccountsResponse, QueryError> {
+    let (accounts, page) =
+        paginate(q.store, &ACCOUNTS.prefix_key(&()), req.pagination.as_ref(), |key, value| {
+            let address = Address::from_bytes(key)
+                .map_err(|e| StoreError::Decode { collection: "accounts", reason: e.to_string() })?;
+            Ok(Some(to_any(&address, &ACCOUNTS.decode_value(value)?, &q.block.hrp)))
+        })?;
     Ok(pb::QueryAccountsResponse { accounts, pagination: Some(page) })
 }
 

@@ -14,7 +14,8 @@ pub(crate) fn spent(ctx: &mut Context<'_>, spender: &Address, coins: &[Coin]) {
 }
 
 pub(crate) fn received(ctx: &mut Context<'_>, receiver: &Address, coins: &[Coin]) {
-    let event = Event::new("coin_received").with("receiver", ctx.bech32(receiver)).with("amount", amount(coins));
+    let event =
+        Event::new("coin_received").with("receiver", ctx.bech32(receiver)).with("amount", amount(coins));
     ctx.emit(event);
 }
 

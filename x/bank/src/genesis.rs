@@ -22,15 +22,17 @@ pub(crate) fn parse(genesis: &pb::GenesisState, hrp: &Hrp) -> Result<Genesis, Ba
     let mut supply: BTreeMap<String, u128> = BTreeMap::new();
     for (n, row) in genesis.balances.iter().enumerate() {
         let field = |name: &str| format!("balances[{n}].{name}");
-        let address =
-            Address::parse(&row.address, hrp).map_err(|e| BankError::genesis(field("address"), e.to_string()))?;
+        let address = Address::parse(&row.address, hrp)
+            .map_err(|e| BankError::genesis(field("address"), e.to_string()))?;
         if balances.last().is_some_and(|(last, _)| *last >= address) {
             return Err(BankError::genesis(field("address"), "sort balances by raw address, each once"));
         }
-        let coins = parse_coins("coins", &row.coins).map_err(|e| BankError::genesis(format!("balances[{n}]"), e))?;
+        let coins =
+            parse_coins("coins", &row.coins).map_err(|e| BankError::genesis(format!("balances[{n}]"), e))?;
         for coin in &coins {
             let sum = supply.entry(coin.denom.clone()).or_default();
-            *sum = sum.checked_add(coin.amount).ok_or_else(|| BankError::SupplyOverflow(coin.denom.clone()))?;
+            *sum =
+                sum.checked_add(coin.amount).ok_or_else(|| BankError::SupplyOverflow(coin.denom.clone()))?;
         }
         balances.push((address, coins));
     }

@@ -3,16 +3,20 @@
 use std::collections::BTreeMap;
 
 use holdfast_store::{KvRead, Order};
-use holdfast_types::{ModuleError, sdk};
 
 use crate::{BALANCES, SUPPLY};
 
-/// The balances of each denomination add up to its supply, and no row is zero. Fails with `sdk` 35.
-pub fn balances_equal_supply(store: &dyn KvRead) -> Result<(), ModuleError> {
-    let broken = |text: String| Err(ModuleError::sdk(sdk::LOGIC, text));
+/// Every invariant of the module. The error names the first that does not hold, and where.
+pub fn check(store: &dyn KvRead) -> Result<(), String> {
+    balances_equal_supply(store)
+}
+
+/// The balances of each denomination add up to its supply, and no row is zero.
+pub fn balances_equal_supply(store: &dyn KvRead) -> Result<(), String> {
+    let broken = |text: String| Err(format!("bank: {text}"));
     let mut sums: BTreeMap<String, u128> = BTreeMap::new();
     for row in BALANCES.iter(store, Order::Ascending) {
-        let ((address, denom), amount) = row?;
+        let ((address, denom), amount) = row.map_err(|e| e.to_string())?;
         if amount == 0 {
             return broken(format!("a zero balance of {denom} is stored for {}", address.to_hex()));
         }
@@ -23,7 +27,7 @@ pub fn balances_equal_supply(store: &dyn KvRead) -> Result<(), ModuleError> {
         }
     }
     for row in SUPPLY.iter(store, Order::Ascending) {
-        let (denom, supply) = row?;
+        let (denom, supply) = row.map_err(|e| e.to_string())?;
         let sum = sums.remove(&denom).unwrap_or(0);
         if sum != supply || supply == 0 {
             return broken(format!("balances of {denom} add up to {sum}, the supply is {supply}"));

@@ -26,7 +26,8 @@ impl Keeper {
         let had = BALANCES.get(ctx.store, &key)?.unwrap_or(0);
         let left = had.checked_sub(coin.amount).ok_or_else(|| {
             let Coin { denom, amount } = coin;
-            let text = format!("spendable balance {had}{denom} is smaller than {amount}{denom}: insufficient funds");
+            let text =
+                format!("spendable balance {had}{denom} is smaller than {amount}{denom}: insufficient funds");
             ModuleError::sdk(sdk::INSUFFICIENT_FUNDS, text)
         })?;
         Ok(write(ctx.store, &BALANCES, &key, left)?)
@@ -37,7 +38,10 @@ impl Keeper {
         let has = BALANCES.get(ctx.store, &key)?.unwrap_or(0);
         // A balance is part of a supply, and the supply fits: passing 2^128 means corrupt state.
         let sum = has.checked_add(coin.amount).ok_or_else(|| {
-            ModuleError::sdk(sdk::LOGIC, format!("balance of {} in {} passes its supply", account.to_hex(), coin.denom))
+            ModuleError::sdk(
+                sdk::LOGIC,
+                format!("balance of {} in {} passes its supply", account.to_hex(), coin.denom),
+            )
         })?;
         Ok(write(ctx.store, &BALANCES, &key, sum)?)
     }
@@ -99,7 +103,13 @@ impl Keeper {
 }
 
 impl BankKeeper for Keeper {
-    fn send(&self, ctx: &mut Context<'_>, from: &Address, to: &Address, coin: &Coin) -> Result<(), ModuleError> {
+    fn send(
+        &self,
+        ctx: &mut Context<'_>,
+        from: &Address,
+        to: &Address,
+        coin: &Coin,
+    ) -> Result<(), ModuleError> {
         if coin.amount == 0 {
             return Ok(());
         }

@@ -18,7 +18,10 @@ pub fn send(
 ) -> Result<pb::MsgSendResponse, ModuleError> {
     let Send { from, to, coins } = Send::from_pb(&msg, &ctx.block.hrp)?;
     if blocked.contains(&to) {
-        let text = format!("to_address: {} is a module account, which takes no transfers: unauthorized", msg.to_address);
+        let text = format!(
+            "to_address: {} is a module account, which takes no transfers: unauthorized",
+            msg.to_address
+        );
         return Err(ModuleError::sdk(sdk::UNAUTHORIZED, text));
     }
     accounts.ensure_account(ctx, &to)?;

@@ -25,7 +25,8 @@ impl Send {
         Ok(Self {
             from: address("from_address", &msg.from_address)?,
             to: address("to_address", &msg.to_address)?,
-            coins: parse_coins("amount", &msg.amount).map_err(|text| ModuleError::sdk(sdk::INVALID_COINS, text))?,
+            coins: parse_coins("amount", &msg.amount)
+                .map_err(|text| ModuleError::sdk(sdk::INVALID_COINS, text))?,
         })
     }
 }

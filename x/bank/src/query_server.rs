@@ -20,7 +20,10 @@ fn coin(key: &[u8], amount: u128) -> Result<Option<PbCoin>, StoreError> {
 }
 
 /// One balance; an unknown account or denomination has `0`.
-pub fn balance(q: QueryContext<'_>, req: pb::QueryBalanceRequest) -> Result<pb::QueryBalanceResponse, QueryError> {
+pub fn balance(
+    q: QueryContext<'_>,
+    req: pb::QueryBalanceRequest,
+) -> Result<pb::QueryBalanceResponse, QueryError> {
     let address = q.address("address", &req.address)?;
     let amount = Keeper.balance(q.store, &address, denom(&req.denom)?)?;
     Ok(pb::QueryBalanceResponse { balance: Some(PbCoin { denom: req.denom, amount: amount.to_string() }) })
@@ -40,7 +43,10 @@ pub fn all_balances(
 }
 
 /// Supply of one denomination; `0` when there is none.
-pub fn supply_of(q: QueryContext<'_>, req: pb::QuerySupplyOfRequest) -> Result<pb::QuerySupplyOfResponse, QueryError> {
+pub fn supply_of(
+    q: QueryContext<'_>,
+    req: pb::QuerySupplyOfRequest,
+) -> Result<pb::QuerySupplyOfResponse, QueryError> {
     let amount = Keeper.supply(q.store, denom(&req.denom)?)?;
     Ok(pb::QuerySupplyOfResponse { amount: Some(PbCoin { denom: req.denom, amount: amount.to_string() }) })
 }
@@ -50,8 +56,9 @@ pub fn total_supply(
     q: QueryContext<'_>,
     req: pb::QueryTotalSupplyRequest,
 ) -> Result<pb::QueryTotalSupplyResponse, QueryError> {
-    let (supply, page) = paginate(q.store, &SUPPLY.prefix_key(&()), req.pagination.as_ref(), |key, value| {
-        coin(key, SUPPLY.decode_value(value)?)
-    })?;
+    let (supply, page) =
+        paginate(q.store, &SUPPLY.prefix_key(&()), req.pagination.as_ref(), |key, value| {
+            coin(key, SUPPLY.decode_value(value)?)
+        })?;
     Ok(pb::QueryTotalSupplyResponse { supply, pagination: Some(page) })
 }

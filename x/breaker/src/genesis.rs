@@ -4,10 +4,11 @@ use holdfast_proto::holdfast::breaker::v1 as pb;
 use holdfast_store::{KvRead, Order};
 use holdfast_types::{Address, Coin, Context, Hrp, ModuleError, sdk};
 
+use crate::calc::LEVEL_MAX;
 use crate::keeper::{Keeper, OVERRIDES_MAX};
 use crate::query_server::{entry_to_pb, forced_from_pb, row_to_pb, to_pb};
 use crate::state::{DUE, ENTRIES, EntryKey, MODEL_TALLIES, OVERRIDES, TRIP_RINGS};
-use crate::types::{Bucket, Entry, Forced, ProbeClaim, RingBucket, State, Trip, TripRing, Window};
+use crate::types::{Bucket, Entry, Forced, ForcedTo, ProbeClaim, RingBucket, State, Trip, TripRing, Window};
 
 /// A genesis state in domain types.
 #[derive(Debug, Clone, Default)]
@@ -30,6 +31,17 @@ fn ascending<K: Ord>(field: &str, keys: impl Iterator<Item = K>) -> Result<(), M
     }
 }
 
+fn named(field: &str, model: &str) -> Result<(), ModuleError> {
+    if model.is_empty() { Err(bad(field, "must not be empty")) } else { Ok(()) }
+}
+
+fn forced_state(to: ForcedTo) -> State {
+    match to {
+        ForcedTo::Healthy => State::Healthy,
+        ForcedTo::Excluded => State::Excluded,
+    }
+}
+
 fn entry_from_pb(entry: &pb::CircuitBreakerEntry) -> Result<Entry, ModuleError> {
     let state = match pb::State::try_from(entry.state) {
         Ok(pb::State::Healthy) => State::Healthy,
@@ -46,16 +58,28 @@ fn entry_from_pb(entry: &pb::CircuitBreakerEntry) -> Result<Entry, ModuleError> 
     if state != State::Probe && entry.probe.is_some() {
         return Err(bad("entries.entry.probe", "only a probe has a claim"));
     }
-    let heights = [
-        entry.excluded_at,
-        entry.cooldown_blocks,
-        entry.ready_since,
-        entry.restored_at,
-        entry.refused_at,
-        window.touched_at,
-    ];
-    if heights.iter().any(|h| *h < 0) {
-        return Err(bad("entries.entry", "heights and block counts must not be negative"));
+    for (field, height) in [
+        ("excluded_at", entry.excluded_at),
+        ("cooldown_blocks", entry.cooldown_blocks),
+        ("ready_since", entry.ready_since),
+        ("restored_at", entry.restored_at),
+        ("refused_at", entry.refused_at),
+        ("window.touched_at", window.touched_at),
+        ("probe.deadline_block", entry.probe.as_ref().map_or(0, |p| p.deadline_block)),
+        ("trip.block", entry.trip.as_ref().map_or(0, |t| t.block)),
+        ("forced.until_block", entry.forced.as_ref().map_or(0, |f| f.until_block)),
+    ] {
+        if height < 0 {
+            return Err(bad(&format!("entries.entry.{field}"), "must not be negative"));
+        }
+    }
+    if entry.backoff_level > LEVEL_MAX {
+        return Err(bad("entries.entry.backoff_level", format!("at most {LEVEL_MAX}")));
+    }
+    let forced = entry.forced.as_ref().map(|f| forced_from_pb(f.to, f.until_block)).transpose();
+    let forced = forced.map_err(|e| bad("entries.entry.forced.to", e))?;
+    if forced.is_some_and(|f| state != forced_state(f.to)) {
+        return Err(bad("entries.entry.forced.to", "must agree with entries.entry.state"));
     }
     Ok(Entry {
         state,
@@ -78,12 +102,7 @@ fn entry_from_pb(entry: &pb::CircuitBreakerEntry) -> Result<Entry, ModuleError> 
             buckets: window.buckets.iter().map(bucket).collect(),
         },
         trip: entry.trip.as_ref().map(|t| Trip { block: t.block, weight: t.weight }),
-        forced: entry
-            .forced
-            .as_ref()
-            .map(|f| forced_from_pb(f.to, f.until_block))
-            .transpose()
-            .map_err(|e| bad("entries.entry.forced.to", e))?,
+        forced,
     })
 }
 
@@ -94,11 +113,16 @@ impl Genesis {
         let mut out = Self::default();
         for row in &genesis.entries {
             let participant = address("entries.participant", &row.participant)?;
+            named("entries.model", &row.model)?;
             let entry = row.entry.as_ref().ok_or_else(|| bad("entries.entry", "is missing"))?;
             out.entries.push(((row.epoch, row.model.clone(), participant), entry_from_pb(entry)?));
         }
         for row in &genesis.overrides {
             let forced = forced_from_pb(row.to, row.until_block).map_err(|e| bad("overrides.to", e))?;
+            named("overrides.model", &row.model)?;
+            if row.until_block < 0 {
+                return Err(bad("overrides.until_block", "must not be negative"));
+            }
             out.overrides
                 .push(((row.model.clone(), address("overrides.participant", &row.participant)?), forced));
         }
@@ -107,6 +131,16 @@ impl Genesis {
             for b in &ring.buckets {
                 let weight = Coin::parse_amount(&b.weight).map_err(|e| bad("rings.buckets.weight", e))?;
                 buckets.push(RingBucket { index: b.index, weight });
+            }
+            named("rings.model", &ring.model)?;
+            if ring.since_block < 0 {
+                return Err(bad("rings.since_block", "must not be negative"));
+            }
+            if ring.width == 0 {
+                return Err(bad("rings.width", "must be above 0"));
+            }
+            if buckets.len() > 10 || buckets.iter().any(|b| b.weight == 0) {
+                return Err(bad("rings.buckets", "at most ten, none empty"));
             }
             ascending("rings.buckets", buckets.iter().map(|b| b.index))?;
             let ring_state =

@@ -70,5 +70,6 @@ pub use keeper::{DUE_ROWS_MAX, Keeper, OVERRIDES_MAX, PRUNE_ROWS_MAX};
 pub use module::BreakerModule;
 pub use msgs::MsgSetBreakerOverride;
 pub use types::{
-    Bucket, Entry, Forced, ForcedTo, ModelTally, Override, ProbeClaim, State, Tally, Trip, TripRing, Window,
+    Bucket, Entry, Forced, ForcedTo, ModelTally, Override, ProbeClaim, RingBucket, State, Tally, Trip,
+    TripRing, Window,
 };

@@ -17,7 +17,11 @@ impl Keeper {
     ///
     /// The caller puts the result into the block context of the steps that follow. Fails only when a hook fails,
     /// state is corrupt or the schedule was never started (5).
-    pub fn begin_block(&self, ctx: &mut Context<'_>, hooks: &dyn EpochHooks) -> Result<Position, ModuleError> {
+    pub fn begin_block(
+        &self,
+        ctx: &mut Context<'_>,
+        hooks: &dyn EpochHooks,
+    ) -> Result<Position, ModuleError> {
         let height = ctx.block.height;
         let current = self.current(ctx.store)?;
         if height < current.end() {

@@ -8,6 +8,9 @@ use holdfast_types::{Context, ModuleError};
 use crate::query_server::to_pb;
 use crate::{CURRENT, EPOCHS, EpochsError, PARAMS, Params, STAGED_PARAMS};
 
+/// Highest index of an imported epoch: no more epochs than heights, so indexes never run out.
+const INDEX_MAX: u64 = i64::MAX.unsigned_abs();
+
 /// A genesis state, checked.
 pub(crate) struct Genesis {
     params: Params,
@@ -32,6 +35,9 @@ pub(crate) fn parse(genesis: &pb::GenesisState) -> Result<Genesis, EpochsError> 
             let name = if e.field == "epoch_length" { "length" } else { e.field };
             EpochsError::genesis(field(name), e.rule)
         })?;
+        if index > INDEX_MAX {
+            return Err(EpochsError::genesis(field("index"), "must be below 2^63"));
+        }
         if start_height < 1 {
             return Err(EpochsError::genesis(field("start_height"), "must be at least 1"));
         }

@@ -45,9 +45,14 @@ impl Keeper {
     }
 
     /// Creates epoch 0 at `initial_height`, unless genesis brought epochs along. Fires nothing: the first
-    /// block's [`Keeper::begin_block`] does.
+    /// block's [`Keeper::begin_block`] does. Fails with 4 when the current epoch of genesis begins later.
     pub fn start(&self, ctx: &mut Context<'_>, initial_height: Height) -> Result<(), ModuleError> {
         if CURRENT.get(ctx.store)?.is_some() {
+            if self.current(ctx.store)?.start_height > initial_height {
+                let rule =
+                    "the last one must not begin after the initial height; leave epochs out to begin anew";
+                return Err(EpochsError::genesis("epochs", rule).into());
+            }
             return Ok(());
         }
         let Params { epoch_length, poc_length } = self.params(ctx.store)?;

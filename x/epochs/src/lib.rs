@@ -35,14 +35,7 @@
         clippy::exit
     )
 )]
-#![cfg_attr(
-    test,
-    allow(
-        clippy::disallowed_types,
-        clippy::disallowed_methods,
-        clippy::iter_over_hash_type
-    )
-)]
+#![cfg_attr(test, allow(clippy::disallowed_types, clippy::disallowed_methods, clippy::iter_over_hash_type))]
 
 mod abci;
 mod errors;

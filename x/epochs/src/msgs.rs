@@ -26,7 +26,8 @@ impl UpdateParams {
         let invalid = |e: FieldError| ModuleError::from(EpochsError::InvalidParams(e));
         let mask = msg.update_mask.as_ref().map(|m| m.paths.as_slice()).unwrap_or_default();
         let fields = apply_mask(mask, PARAMS_FIELDS).map_err(invalid)?;
-        let params = msg.params.as_ref().ok_or_else(|| invalid(FieldError::new("params", "must be given")))?;
+        let params =
+            msg.params.as_ref().ok_or_else(|| invalid(FieldError::new("params", "must be given")))?;
         Ok(Self { params: params.into(), fields })
     }
 }

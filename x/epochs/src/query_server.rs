@@ -12,7 +12,10 @@ pub(crate) fn to_pb(info: &EpochInfo) -> pb::EpochInfo {
 }
 
 /// The parameters in force in the current epoch.
-pub fn params(q: QueryContext<'_>, _req: pb::QueryParamsRequest) -> Result<pb::QueryParamsResponse, QueryError> {
+pub fn params(
+    q: QueryContext<'_>,
+    _req: pb::QueryParamsRequest,
+) -> Result<pb::QueryParamsResponse, QueryError> {
     Ok(pb::QueryParamsResponse { params: Some((&Keeper.params(q.store)?).into()) })
 }
 
@@ -25,7 +28,8 @@ pub fn current_epoch(
         Some(current) => Keeper.epoch(q.store, current)?,
         None => None,
     };
-    let info = info.ok_or_else(|| QueryError::new(QueryKind::Unavailable, "no epoch yet: the chain has no genesis"))?;
+    let info = info
+        .ok_or_else(|| QueryError::new(QueryKind::Unavailable, "no epoch yet: the chain has no genesis"))?;
     let height = q.block.height;
     let phase = if info.is_poc(height) { pb::Phase::Poc } else { pb::Phase::Inference };
     Ok(pb::QueryCurrentEpochResponse {

@@ -1,5 +1,6 @@
 use holdfast_proto::holdfast::epochs::v1 as pb;
 use holdfast_proto::{FieldMask, Message};
+use holdfast_store::{KvRead, Order};
 use holdfast_testkit::{NoHooks, Recorder, Rng, Seen, TestChain, addr};
 use holdfast_types::traits::{EpochHooks, EpochInfo, EpochsRead};
 use holdfast_types::{Address, Context, Hrp, Module, ModuleError, QueryKind, check_prefix_table};
@@ -68,6 +69,103 @@ fn the_boundary_fires_ended_in_the_old_epoch_and_started_in_the_new_one() {
 }
 
 #[test]
+fn each_boundary_fires_once_and_no_other_block_fires() {
+    let mut chain = chain(4, 1);
+    let seen = Recorder::default();
+    let mut fired = Vec::new();
+    for height in 5..=21 {
+        block(&mut chain, height, &seen);
+        for hook in seen.take() {
+            fired.push(match hook {
+                Seen::EpochEnded(of, ..) => (height, "ended", of.epoch),
+                Seen::EpochStarted(of, ..) => (height, "started", of.epoch),
+                other => panic!("{other:?}"),
+            });
+        }
+    }
+    let boundary = |height, old| [(height, "ended", old), (height, "started", old + 1)];
+    let expected =
+        [&[(5, "started", 0)][..], &boundary(9, 0), &boundary(13, 1), &boundary(17, 2), &boundary(21, 3)];
+    assert_eq!(fired, expected.concat());
+}
+
+#[test]
+fn the_poc_phase_is_the_last_blocks_to_the_very_block() {
+    // Length, PoC length, and the phase of each block of one epoch: start, start + 1, .., end.
+    for (length, poc, phases) in
+        [(5, 0, "....."), (5, 1, "....P"), (5, 2, "...PP"), (5, 4, ".PPPP"), (2, 1, ".P"), (1, 0, ".")]
+    {
+        let mut chain = chain(length, poc);
+        let seen: String =
+            (0..2 * length).map(|n| if block(&mut chain, 5 + n, &NoHooks).poc { 'P' } else { '.' }).collect();
+        assert_eq!(seen, phases.repeat(2), "length {length}, PoC {poc}: the block after the end begins anew");
+    }
+    let one = info(0, 5, 5, 2);
+    let at = |height| Position::of(&one, height).poc;
+    assert_eq!(
+        [at(4), at(5), at(6), at(7), at(8), at(9), at(10)],
+        [false, false, false, false, true, true, false]
+    );
+}
+
+#[test]
+fn a_hook_that_reads_the_schedule_meets_the_epoch_of_its_context() {
+    struct Reads;
+    impl EpochHooks for Reads {
+        fn after_epoch_ended(&self, ctx: &mut Context<'_>, ended: &EpochInfo) -> Result<(), ModuleError> {
+            assert_eq!(K.current(ctx.store)?, *ended);
+            assert_eq!((ctx.block.epoch, ctx.block.height), (ended.epoch, ended.end()));
+            assert_eq!(
+                K.params(ctx.store)?.epoch_length,
+                ended.length,
+                "staged lengths are not in force yet"
+            );
+            Ok(())
+        }
+        fn after_epoch_started(&self, ctx: &mut Context<'_>, started: &EpochInfo) -> Result<(), ModuleError> {
+            assert_eq!(K.current(ctx.store)?, *started);
+            assert_eq!((ctx.block.epoch, ctx.block.height), (started.epoch, started.start_height));
+            assert_eq!(K.params(ctx.store)?.epoch_length, started.length);
+            Ok(())
+        }
+    }
+    let mut chain = chain(3, 1);
+    block(&mut chain, 5, &Reads);
+    update(&mut chain, 7, 2, &["*"]).unwrap();
+    for height in 6..30 {
+        block(&mut chain, height, &Reads);
+    }
+    // 5..=7, then 8..=14, 15..=21, 22..=28, 29.
+    assert_eq!(K.current(&chain.store).unwrap(), info(4, 29, 7, 2));
+}
+
+#[test]
+fn lengths_changed_within_the_poc_phase_leave_the_running_phase_alone() {
+    let mut chain = chain(10, 3);
+    for height in 5..=12 {
+        block(&mut chain, height, &NoHooks);
+    }
+    assert!(chain.block.poc);
+    // Shorter than the blocks already past, and without a PoC phase.
+    update(&mut chain, 2, 0, &["*"]).unwrap();
+    assert_eq!(block(&mut chain, 13, &NoHooks), Position { epoch: 0, poc: true });
+    assert_eq!(block(&mut chain, 14, &NoHooks), Position { epoch: 0, poc: true });
+    assert_eq!(block(&mut chain, 15, &NoHooks), Position { epoch: 1, poc: false });
+    assert_eq!(block(&mut chain, 16, &NoHooks), Position { epoch: 1, poc: false });
+    assert_eq!(block(&mut chain, 17, &NoHooks), Position { epoch: 2, poc: false });
+}
+
+#[test]
+fn a_chain_that_skips_heights_still_has_each_block_in_one_epoch() {
+    let mut chain = chain(10, 3);
+    block(&mut chain, 5, &NoHooks);
+    assert_eq!(block(&mut chain, 48, &NoHooks), Position { epoch: 1, poc: false });
+    assert_eq!(K.current(&chain.store).unwrap(), info(1, 48, 10, 3));
+    let last = i64::MAX;
+    assert_eq!(block(&mut chain, last, &NoHooks).epoch, 2);
+}
+
+#[test]
 fn an_epoch_of_one_block_ends_with_each_block() {
     let mut chain = chain(1, 0);
     for height in 5..12 {
@@ -110,7 +208,12 @@ fn update_msg(chain: &TestChain, epoch_length: i64, poc_length: i64, mask: &[&st
     }
 }
 
-fn update(chain: &mut TestChain, epoch_length: i64, poc_length: i64, mask: &[&str]) -> Result<(), ModuleError> {
+fn update(
+    chain: &mut TestChain,
+    epoch_length: i64,
+    poc_length: i64,
+    mask: &[&str],
+) -> Result<(), ModuleError> {
     let msg = update_msg(chain, epoch_length, poc_length, mask);
     chain.message(|ctx| msg_server::update_params(ctx, msg)).map(|_| ())
 }
@@ -136,8 +239,11 @@ fn each_bad_update_is_refused_by_its_code_and_changes_nothing() {
         ("epochs", 3, "params.poc_length", with(3, 0, &["epoch_length"])),
     ];
     for (space, code, text, msg) in cases {
-        let error = msg_server::update_params(&mut Context::new(&chain.block, &mut chain.store.clone(), &mut vec![]), msg.clone())
-            .unwrap_err();
+        let error = msg_server::update_params(
+            &mut Context::new(&chain.block, &mut chain.store.clone(), &mut vec![]),
+            msg.clone(),
+        )
+        .unwrap_err();
         assert!(error.message.starts_with(text), "{text}: {error}");
         assert_eq!(chain.refused(|ctx| msg_server::update_params(ctx, msg)), (space, code), "{text}");
     }
@@ -189,13 +295,14 @@ fn accepted_params_never_make_the_block_step_fail() {
     }
 }
 
-struct Failing;
+/// Refuses the end of an epoch (`true`), or its start.
+struct Failing(bool);
 impl EpochHooks for Failing {
     fn after_epoch_ended(&self, _: &mut Context<'_>, _: &EpochInfo) -> Result<(), ModuleError> {
-        Err(ModuleError::sdk(35, "no"))
+        if self.0 { Err(ModuleError::sdk(35, "no end")) } else { Ok(()) }
     }
     fn after_epoch_started(&self, _: &mut Context<'_>, _: &EpochInfo) -> Result<(), ModuleError> {
-        Ok(())
+        if self.0 { Ok(()) } else { Err(ModuleError::sdk(38, "no start")) }
     }
 }
 
@@ -204,9 +311,17 @@ fn a_failing_hook_and_a_missing_start_are_reported() {
     let mut c = chain(10, 3);
     block(&mut c, 5, &NoHooks);
     c.block.height = 15;
-    assert_eq!(c.refused(|ctx| K.begin_block(ctx, &Failing)), ("sdk", 35));
+    assert_eq!(c.refused(|ctx| K.begin_block(ctx, &Failing(true))), ("sdk", 35));
+    assert_eq!(c.refused(|ctx| K.begin_block(ctx, &Failing(false))), ("sdk", 38));
+    let mut first = chain(10, 3);
+    assert_eq!(first.refused(|ctx| K.begin_block(ctx, &Failing(false))), ("sdk", 38));
     let mut fresh = TestChain::new(1);
     assert_eq!(fresh.refused(|ctx| K.begin_block(ctx, &NoHooks)), ("epochs", 5));
+    assert_eq!(K.current(&fresh.store).map_err(|e| e.code), Err(5));
+    assert_eq!(K.position(&fresh.store, 1).map_err(|e| e.code), Err(5));
+    CURRENT.set(&mut c.store, &0).unwrap();
+    EPOCHS.remove(&mut c.store, &0).unwrap();
+    assert_eq!(c.refused(|ctx| K.begin_block(ctx, &NoHooks)), ("sdk", 1), "a lost schedule is no new one");
 }
 
 #[test]
@@ -233,10 +348,22 @@ fn queries_place_the_queried_height() {
 fn stored_rows_have_these_bytes() {
     let params = Params { epoch_length: 1000, poc_length: 258 };
     assert_eq!(borsh::to_vec(&params).unwrap(), [0xE8, 3, 0, 0, 0, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0]);
-    let golden = [7, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0];
+    let golden =
+        [7, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0];
     assert_eq!(borsh::to_vec(&info(7, 5, 10, 3)).unwrap(), golden);
     assert_eq!(EPOCHS.key(&7), b"epochs/\x04\x00\x00\x00\x00\x00\x00\x00\x07");
     assert_eq!(CURRENT.key(), b"epochs/\x03");
+    let mut chain = chain(258, 3);
+    block(&mut chain, 5, &NoHooks);
+    block(&mut chain, 263, &NoHooks);
+    update(&mut chain, 20, 4, &["*"]).unwrap();
+    let row = |key: &[u8]| chain.store.get(key).unwrap().unwrap();
+    assert_eq!(row(b"epochs/\x01"), [2, 1, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(row(b"epochs/\x02"), [20, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(row(b"epochs/\x03"), [1, 0, 0, 0, 0, 0, 0, 0]);
+    let stored =
+        [1, 0, 0, 0, 0, 0, 0, 0, 7, 1, 0, 0, 0, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0];
+    assert_eq!(row(b"epochs/\x04\x00\x00\x00\x00\x00\x00\x00\x01"), stored);
 }
 
 #[test]
@@ -267,6 +394,75 @@ fn export_validate_init_export_is_the_same_bytes_and_the_chain_goes_on() {
 }
 
 #[test]
+fn after_random_histories_genesis_brings_back_the_state_and_both_chains_go_on_alike() {
+    for seed in 0..40 {
+        let mut rng = Rng::new(seed);
+        let mut source = chain(1 + rng.below(6) as i64, 0);
+        let last = 5 + rng.below(60) as i64;
+        for height in 5..=last {
+            block(&mut source, height, &NoHooks);
+            let _ = update(&mut source, 1 + rng.below(8) as i64, rng.below(4) as i64, &["*"]);
+        }
+        let bytes = EpochsModule.export_genesis(&source.store, &Hrp::default()).unwrap();
+        EpochsModule.validate_genesis(&bytes, &Hrp::default()).unwrap();
+        let mut copy = TestChain::new(last + 1);
+        copy.ctx(|ctx| {
+            EpochsModule.init_genesis(ctx, &bytes).unwrap();
+            K.start(ctx, last + 1).unwrap();
+        });
+        assert!(copy.store == source.store, "seed {seed}");
+        assert_eq!(EpochsModule.export_genesis(&copy.store, &Hrp::default()).unwrap(), bytes, "seed {seed}");
+        let (one, other) = (Recorder::default(), Recorder::default());
+        for height in last + 1..last + 30 {
+            assert_eq!(block(&mut source, height, &one), block(&mut copy, height, &other), "seed {seed}");
+            assert_eq!(one.take(), other.take(), "seed {seed}");
+            assert!(copy.store == source.store, "seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn an_import_with_many_old_epochs_is_pruned_in_bounded_steps() {
+    let epochs =
+        (0..20).map(|n| pb::EpochInfo { index: n, start_height: 1 + n as i64, length: 1, poc_length: 0 });
+    let params = Some(pb::Params { epoch_length: 1, poc_length: 0 });
+    let genesis = pb::GenesisState { params, staged_params: None, epochs: epochs.collect() }.encode_to_vec();
+    let mut chain = TestChain::new(21);
+    chain.ctx(|ctx| {
+        EpochsModule.init_genesis(ctx, &genesis).unwrap();
+        K.start(ctx, 21).unwrap();
+    });
+    let mut kept = Vec::new();
+    for height in 21..=25 {
+        block(&mut chain, height, &NoHooks);
+        kept.push(EPOCHS.iter(&chain.store, Order::Ascending).count());
+    }
+    // 20 and one more, less 8; once more; then only the current one and three before.
+    assert_eq!(kept, [13, 6, 4, 4, 4]);
+    assert_eq!(K.epoch(&chain.store, 21).unwrap(), Some(info(21, 22, 1, 0)), "three before 24");
+    assert_eq!(K.epoch(&chain.store, 20).unwrap(), None);
+}
+
+#[test]
+fn an_imported_epoch_must_have_begun_by_the_initial_height() {
+    let params = Some(pb::Params { epoch_length: 10, poc_length: 3 });
+    let epochs = vec![pb::EpochInfo { index: 2, start_height: 25, length: 10, poc_length: 3 }];
+    let genesis = pb::GenesisState { params, staged_params: None, epochs }.encode_to_vec();
+    let start = |height| {
+        let mut chain = TestChain::new(height);
+        chain.ctx(|ctx| {
+            EpochsModule.init_genesis(ctx, &genesis).unwrap();
+            K.start(ctx, height)
+        })
+    };
+    assert_eq!(start(25), Ok(()));
+    assert_eq!(start(34), Ok(()));
+    let error = start(24).unwrap_err();
+    assert_eq!((error.codespace, error.code), ("epochs", 4));
+    assert!(error.message.starts_with("genesis epochs: "), "{error}");
+}
+
+#[test]
 fn each_bad_genesis_field_is_refused_by_its_name() {
     let row = |index, start_height, length| pb::EpochInfo { index, start_height, length, poc_length: 1 };
     let good = pb::GenesisState {
@@ -281,6 +477,12 @@ fn each_bad_genesis_field_is_refused_by_its_name() {
         ("params.epoch_length", |g| g.params.as_mut().unwrap().epoch_length = 0),
         ("params.poc_length", |g| g.params.as_mut().unwrap().poc_length = 10),
         ("staged_params.epoch_length", |g| g.staged_params.as_mut().unwrap().epoch_length = -4),
+        ("params.epoch_length", |g| g.params.as_mut().unwrap().epoch_length = EPOCH_LENGTH_MAX + 1),
+        ("params.poc_length", |g| g.params.as_mut().unwrap().poc_length = -1),
+        ("staged_params.poc_length", |g| g.staged_params.as_mut().unwrap().poc_length = 4),
+        ("epochs[0].index", |g| g.epochs[0].index = 1 << 63),
+        ("epochs[0].poc_length", |g| g.epochs[0].poc_length = -1),
+        ("epochs[0].length", |g| g.epochs[0].length = EPOCH_LENGTH_MAX + 1),
         ("epochs[0].start_height", |g| g.epochs[0].start_height = 0),
         ("epochs[0].length", |g| g.epochs[0].length = 0),
         ("epochs[1].poc_length", |g| g.epochs[1].poc_length = 10),
@@ -293,6 +495,13 @@ fn each_bad_genesis_field_is_refused_by_its_name() {
         let error = EpochsModule.validate_genesis(&bad.encode_to_vec(), &Hrp::default()).unwrap_err();
         assert_eq!((error.codespace, error.code), ("epochs", 4), "{field}");
         assert!(error.message.starts_with(&format!("genesis {field}: ")), "{field}: {error}");
+        let init = TestChain::new(1).refused(|ctx| EpochsModule.init_genesis(ctx, &bad.encode_to_vec()));
+        assert_eq!(init, ("epochs", 4), "{field}: the state is built only of what was checked");
+    }
+    let good = good.encode_to_vec();
+    for bytes in [[&good[..], &[0x78, 1]].concat(), good[..good.len() - 1].to_vec()] {
+        let error = EpochsModule.validate_genesis(&bytes, &Hrp::default()).unwrap_err();
+        assert_eq!((error.codespace, error.code), ("sdk", 34));
     }
 }
 

@@ -1,7 +1,9 @@
 //! The context builder.
 
 use holdfast_store::{MemKv, StoreError};
-use holdfast_types::{Address, BlockContext, Context, Event, Height, ModuleError, QueryContext, ValidationParams};
+use holdfast_types::{
+    Address, BlockContext, Context, Event, Height, ModuleError, QueryContext, ValidationParams,
+};
 
 /// A chain reduced to what a module sees: its store, the block, and the events emitted so far.
 #[derive(Debug, Clone)]

@@ -30,7 +30,9 @@ const STEPS: usize = 400;
 
 /// Everything a [`KvWrite`] must do. `make` must hand over a store that shows no row.
 pub fn run_write_suite(make: &mut dyn FnMut(WriteCase<'_>)) {
-    for case in [point_access, empty_values_are_values, odd_bytes_sort_as_bytes, bounds_of_scans, prefix_scans] {
+    for case in
+        [point_access, empty_values_are_values, odd_bytes_sort_as_bytes, bounds_of_scans, prefix_scans]
+    {
         make(&mut |store: &mut dyn KvWrite| {
             assert_eq!(rows(store, b"", None, Order::Ascending), [], "the suite needs a store without rows");
             case(store);
@@ -95,7 +97,11 @@ fn point_access(store: &mut dyn KvWrite) {
     assert_eq!(store.get(b"a").unwrap(), Some(b"1".to_vec()), "a write is seen at once");
     store.set(b"a", b"22").unwrap();
     assert_eq!(store.get(b"a").unwrap(), Some(b"22".to_vec()), "a second write replaces the first");
-    assert_eq!(rows(store, b"", None, Order::Ascending), [(b"a".to_vec(), b"22".to_vec())], "one key, one row");
+    assert_eq!(
+        rows(store, b"", None, Order::Ascending),
+        [(b"a".to_vec(), b"22".to_vec())],
+        "one key, one row"
+    );
     store.remove(b"a").unwrap();
     assert_eq!(store.get(b"a").unwrap(), None, "a removed key is gone");
     assert_eq!(rows(store, b"", None, Order::Ascending), [], "and leaves no row");
@@ -142,7 +148,11 @@ fn odd_bytes_sort_as_bytes(store: &mut dyn KvWrite) {
     }
     let long = vec![0xFF; 300];
     store.set(&long, &vec![7; 100_000]).unwrap();
-    assert_eq!(store.get(&long).unwrap().map(|v| v.len()), Some(100_000), "long keys and values are kept whole");
+    assert_eq!(
+        store.get(&long).unwrap().map(|v| v.len()),
+        Some(100_000),
+        "long keys and values are kept whole"
+    );
     assert_eq!(keys(store, &[0xFF, 0xFF, 0xFF, 0], None, Order::Ascending), [long]);
 }
 
@@ -172,7 +182,10 @@ fn bounds_of_scans(store: &mut dyn KvWrite) {
 }
 
 fn prefix_scans(store: &mut dyn KvWrite) {
-    fill(store, &[b"p", b"p\0", b"pa", b"p\xFF", b"p\xFF\xFF", b"q", b"\xFF", b"\xFF\xFF", b"\xFF\xFF\x01", b"o\xFF"]);
+    fill(
+        store,
+        &[b"p", b"p\0", b"pa", b"p\xFF", b"p\xFF\xFF", b"q", b"\xFF", b"\xFF\xFF", b"\xFF\xFF\x01", b"o\xFF"],
+    );
     let below = |prefix: &[u8]| {
         let ascending = keys(store, prefix, successor(prefix).as_deref(), Order::Ascending);
         let mut descending = keys(store, prefix, successor(prefix).as_deref(), Order::Descending);

@@ -3,8 +3,8 @@
 use std::cell::RefCell;
 
 use holdfast_types::traits::{
-    Eligibility, EligibilityHooks, EpochHooks, EpochInfo, EscrowCounts, EscrowHooks, InferenceHooks, InferenceOutcome,
-    InferenceStarted,
+    Eligibility, EligibilityHooks, EpochHooks, EpochInfo, EscrowCounts, EscrowHooks, InferenceHooks,
+    InferenceOutcome, InferenceStarted,
 };
 use holdfast_types::{Address, Context, Epoch, ModuleError};
 
@@ -68,16 +68,32 @@ impl EligibilityHooks for Recorder {
 }
 
 impl InferenceHooks for Recorder {
-    fn after_inference_started(&self, _ctx: &mut Context<'_>, event: &InferenceStarted) -> Result<(), ModuleError> {
+    fn after_inference_started(
+        &self,
+        _ctx: &mut Context<'_>,
+        event: &InferenceStarted,
+    ) -> Result<(), ModuleError> {
         self.push(Seen::Started(event.clone()))
     }
-    fn after_inference_finished(&self, _ctx: &mut Context<'_>, event: &InferenceOutcome) -> Result<(), ModuleError> {
+    fn after_inference_finished(
+        &self,
+        _ctx: &mut Context<'_>,
+        event: &InferenceOutcome,
+    ) -> Result<(), ModuleError> {
         self.push(Seen::Finished(event.clone()))
     }
-    fn after_inference_missed(&self, _ctx: &mut Context<'_>, event: &InferenceOutcome) -> Result<(), ModuleError> {
+    fn after_inference_missed(
+        &self,
+        _ctx: &mut Context<'_>,
+        event: &InferenceOutcome,
+    ) -> Result<(), ModuleError> {
         self.push(Seen::Missed(event.clone()))
     }
-    fn after_inference_released(&self, _ctx: &mut Context<'_>, event: &InferenceOutcome) -> Result<(), ModuleError> {
+    fn after_inference_released(
+        &self,
+        _ctx: &mut Context<'_>,
+        event: &InferenceOutcome,
+    ) -> Result<(), ModuleError> {
         self.push(Seen::Released(event.clone()))
     }
 }

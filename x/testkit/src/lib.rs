@@ -1,7 +1,8 @@
 //! Test support for Holdfast modules and for those who embed them. A dev-dependency only: nothing here is
 //! consensus code, and a failed expectation panics.
 //!
-//! - [`TestChain`]: a store, a block and the events so far, handed to a closure as a [`Context`].
+//! - [`TestChain`]: a store, a block and the events so far, handed to a closure as a
+//!   [`Context`](holdfast_types::Context).
 //! - [`StaticGroup`], [`StaticEpochs`], [`MemBank`], [`MemAccounts`], [`OpenGate`]: neighbours of a module under test.
 //! - [`Recorder`]: every hook, written down in order.
 //! - [`conformance`]: what each [`KvRead`](holdfast_store::KvRead) and [`KvWrite`](holdfast_store::KvWrite) must do.

@@ -2,8 +2,8 @@
 
 use holdfast_store::{KvRead, Map, Prefix, StoreError};
 use holdfast_types::traits::{
-    AccountKeeper, Admission, BankKeeper, BreakerGate, BreakerRead, EpochInfo, EpochsRead, HealthClass, Stamp,
-    StartAttempt,
+    AccountKeeper, Admission, BankKeeper, BreakerGate, BreakerRead, EpochInfo, EpochsRead, HealthClass,
+    Stamp, StartAttempt,
 };
 use holdfast_types::{Address, BlockContext, Coin, Context, Epoch, Height, ModuleError, sdk};
 
@@ -22,14 +22,25 @@ impl MemBank {
 }
 
 impl BankKeeper for MemBank {
-    fn send(&self, ctx: &mut Context<'_>, from: &Address, to: &Address, coin: &Coin) -> Result<(), ModuleError> {
+    fn send(
+        &self,
+        ctx: &mut Context<'_>,
+        from: &Address,
+        to: &Address,
+        coin: &Coin,
+    ) -> Result<(), ModuleError> {
         let had = self.balance(ctx.store, from, &coin.denom)?;
         let left = had.checked_sub(coin.amount).ok_or_else(|| {
-            ModuleError::sdk(sdk::INSUFFICIENT_FUNDS, format!("{had} is less than {} {}", coin.amount, coin.denom))
+            ModuleError::sdk(
+                sdk::INSUFFICIENT_FUNDS,
+                format!("{had} is less than {} {}", coin.amount, coin.denom),
+            )
         })?;
         BALANCES.set(ctx.store, &(*from, coin.denom.clone()), &left)?;
         let has = self.balance(ctx.store, to, &coin.denom)?;
-        let sum = has.checked_add(coin.amount).ok_or_else(|| ModuleError::sdk(sdk::INTERNAL, "balance overflow"))?;
+        let sum = has
+            .checked_add(coin.amount)
+            .ok_or_else(|| ModuleError::sdk(sdk::INTERNAL, "balance overflow"))?;
         Ok(BALANCES.set(ctx.store, &(*to, coin.denom.clone()), &sum)?)
     }
 

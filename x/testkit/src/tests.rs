@@ -16,7 +16,9 @@ fn mem(rows: &Rows) -> MemKv {
 /// A base whose rows lie among those the suite writes.
 fn busy_base() -> MemKv {
     let mut store = MemKv::default();
-    for key in [&b"a"[..], b"a\0", b"b", b"\xFF\xFF", b"p", b"pa", b"\0", b"d\0", b"\xFE\x01", b"bb", b"\x01a"] {
+    for key in
+        [&b"a"[..], b"a\0", b"b", b"\xFF\xFF", b"p", b"pa", b"\0", b"d\0", b"\xFE\x01", b"bb", b"\x01a"]
+    {
         store.set(key, b"base").unwrap();
     }
     store

@@ -788,6 +788,11 @@ impl Recorder {
         &self.transitions[self.transitions.len().saturating_sub(count)..]
     }
 
+    /// The changes of state after the first `seen` ones.
+    pub fn transitions_since(&self, seen: usize) -> &[Transition] {
+        self.transitions.get(seen..).unwrap_or_default()
+    }
+
     /// Ends the run. `pending` is the number of requests the chain still holds open, `elapsed_ms` the machine's
     /// time from the first block to the last.
     pub fn finish(mut self, app_hash: String, pending: u64, elapsed_ms: u64) -> Report {

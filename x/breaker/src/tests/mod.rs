@@ -1,2 +1,12 @@
+mod acceptance;
+mod bad_input;
+mod characteristic;
+mod events;
+mod genesis;
 mod golden;
 mod model;
+mod params;
+mod queries;
+mod scene;
+mod steps;
+mod worked;

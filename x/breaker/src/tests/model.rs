@@ -54,18 +54,18 @@ fn stamp(s: ModelStamp) -> Stamp {
 }
 
 /// The implementation behind the model's seam.
-struct Real {
-    store: MemKv,
-    block: BlockContext,
-    committed: ValidationParams,
-    group: StaticGroup,
+pub(super) struct Real {
+    pub(super) store: MemKv,
+    pub(super) block: BlockContext,
+    pub(super) committed: ValidationParams,
+    pub(super) group: StaticGroup,
     pairs: Vec<(String, RawAddress)>,
     inferences: BTreeMap<String, InferenceOutcome>,
-    events: Vec<Event>,
+    pub(super) events: Vec<Event>,
 }
 
 impl Real {
-    fn new(seed: u64) -> Self {
+    pub(super) fn new(seed: u64) -> Self {
         let start = genesis(seed);
         let mut group = StaticGroup::new();
         for model in &start.models {
@@ -259,7 +259,7 @@ fn text(events: &[ModelEvent]) -> Vec<(String, Vec<(String, String)>)> {
 }
 
 /// Events with the package cut off and addresses as hex, as the model writes them.
-fn real_text(real: &mut Real) -> Vec<(String, Vec<(String, String)>)> {
+pub(super) fn real_text(real: &mut Real) -> Vec<(String, Vec<(String, String)>)> {
     let hrp = real.block.hrp.clone();
     let value = |k: &str, v: String| match k {
         "participant" => Address::parse(&v, &hrp).unwrap().to_hex(),

@@ -1,0 +1,31 @@
+//! The chain: modules composed into one application with ABCI-shaped plain functions.
+//!
+//! | part | what it is |
+//! |---|---|
+//! | [`app`] | [`app::App`]: genesis, check, prepare, process, finalize, commit, query |
+//! | [`composition`] | the module table, hooks, and the order of a block's steps |
+//! | [`router`], [`query`] | messages and queries to their modules |
+//! | [`tx`], [`ante`], [`signatures`], [`mempool`] | the transaction pipeline |
+//! | [`state`] | the state database: flat table, Merkle trees, proofs, versions |
+//! | [`views`] | what queries read, with the candidate tables of the lottery |
+//! | [`genesis`], [`settings`] | `genesis.json` |
+//! | [`grpc`] | the gRPC server in front of a backend, and a client |
+//! | [`keys`] | account keys |
+//!
+//! A node embeds `App` in its process, behind an ABCI socket server, or in a test; the modules below `x/` also
+//! work without it, over an embedder's own store and router.
+
+pub mod ante;
+pub mod app;
+pub mod composition;
+pub mod genesis;
+pub mod grpc;
+pub mod keys;
+pub mod mempool;
+pub mod query;
+pub mod router;
+pub mod settings;
+pub mod signatures;
+pub mod state;
+pub mod tx;
+pub mod views;

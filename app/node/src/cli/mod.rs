@@ -1,0 +1,205 @@
+//! The command line of `holdfastd`.
+//!
+//! ```text
+//! holdfastd init | start | devnet | keys | genesis | tx | query | version | completion
+//! ```
+//!
+//! `tx` and `query` have one command for each rpc of the descriptor set ([`catalog`]), with one flag for each field
+//! ([`fields`]). Every failure is one line on standard error that names flag, key or file, says what to do and carries
+//! a stable code ([`CLI_ERROR_CODES`], or codespace and code of the chain).
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+
+mod app_toml;
+mod catalog;
+mod devnet;
+mod error;
+mod fields;
+mod files;
+mod genesis;
+mod init;
+mod keys;
+mod node;
+mod output;
+mod query;
+mod start;
+#[cfg(test)]
+mod tests;
+mod tx;
+mod values;
+mod version;
+mod wiring;
+
+pub use error::{CLI_ERROR_CODES, CliError};
+pub use start::StartConfig;
+
+use catalog::Method;
+use error::{EXIT_USAGE, fail, from_clap, one_line};
+use output::Io;
+
+/// A chain for inference networks: node, client and development network in one program
+#[derive(Debug, Parser)]
+#[command(name = "holdfastd", version, propagate_version = false)]
+struct Cli {
+    #[command(subcommand)]
+    command: Verb,
+}
+
+// Lists the commands that are known at build time; `tx` and `query` come from the descriptor set.
+#[derive(Debug, Subcommand)]
+enum Verb {
+    Init(init::InitArgs),
+    Start(start::StartArgs),
+    Devnet(Box<devnet::DevnetArgs>),
+    Keys(keys::KeysArgs),
+    Genesis(genesis::GenesisArgs),
+    Version(version::VersionArgs),
+    Completion(CompletionArgs),
+}
+
+/// Prints a completion script for a shell
+#[derive(Debug, clap::Args)]
+struct CompletionArgs {
+    /// The shell
+    shell: ShellArg,
+}
+
+/// Shells with a script; names as their programs are called.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum ShellArg {
+    Bash,
+    Zsh,
+    Fish,
+    #[value(name = "powershell")]
+    PowerShell,
+    Elvish,
+}
+
+/// The whole command tree.
+fn command() -> Result<clap::Command> {
+    Ok(Cli::command().subcommand(tx::command()?).subcommand(query::command()?))
+}
+
+/// Methods by module, modules ascending.
+fn by_module(methods: Vec<Method>) -> BTreeMap<String, Vec<Method>> {
+    let mut modules: BTreeMap<String, Vec<Method>> = BTreeMap::new();
+    for method in methods {
+        modules.entry(method.module.clone()).or_default().push(method);
+    }
+    modules
+}
+
+/// The method that a command path names.
+fn find<'m>(methods: &'m [Method], module: &str, name: &str) -> Result<&'m Method> {
+    let found = methods.iter().find(|method| method.module == module && method.name == name);
+    found.ok_or_else(|| fail(11, "command", format!("{module} has no {name}; see --help")))
+}
+
+/// What ended without a result.
+enum Stop {
+    /// Help or version, asked for.
+    Printed(String),
+    /// Help, because a subcommand was missing.
+    Help(String),
+    /// A failure.
+    Failed(anyhow::Error),
+}
+
+impl<E: Into<anyhow::Error>> From<E> for Stop {
+    fn from(error: E) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+/// Parses and runs one command line.
+fn execute(words: &[OsString], io: &mut Io<'_>, connect: node::Connect<'_>) -> Result<(), Stop> {
+    let mut tree = command()?;
+    let shown: Vec<String> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    let matches = match tree.clone().try_get_matches_from(words) {
+        Ok(matches) => matches,
+        Err(e) => {
+            return Err(match e.kind() {
+                clap::error::ErrorKind::DisplayHelp | clap::error::ErrorKind::DisplayVersion => {
+                    Stop::Printed(e.render().to_string())
+                }
+                clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+                    Stop::Help(e.render().to_string())
+                }
+                _ => {
+                    // Names of subcommands that clap adds exist only in a built tree.
+                    tree.build();
+                    Stop::Failed(from_clap(&e, &tree, &shown).into())
+                }
+            });
+        }
+    };
+    match matches.subcommand() {
+        Some(("tx", matches)) => return Ok(tx::run(matches, io, connect)?),
+        Some(("query", matches)) => return Ok(query::run(matches, io, connect)?),
+        _ => {}
+    }
+    match Cli::from_arg_matches(&matches)?.command {
+        Verb::Init(args) => init::run(&args, io)?,
+        Verb::Start(args) => start::run(&args)?,
+        Verb::Devnet(args) => devnet::run(&args, &shown)?,
+        Verb::Keys(args) => keys::run(&args, io)?,
+        Verb::Genesis(args) => genesis::run(&args, io)?,
+        Verb::Version(args) => version::run(&args, io)?,
+        Verb::Completion(args) => {
+            let shell = match args.shell {
+                ShellArg::Bash => Shell::Bash,
+                ShellArg::Zsh => Shell::Zsh,
+                ShellArg::Fish => Shell::Fish,
+                ShellArg::PowerShell => Shell::PowerShell,
+                ShellArg::Elvish => Shell::Elvish,
+            };
+            // Into a buffer: the generator panics on a closed pipe.
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut tree, "holdfastd", &mut script);
+            io.out.write_all(&script)?;
+        }
+    }
+    Ok(())
+}
+
+/// A line for standard error, and the exit code.
+fn told(error: &anyhow::Error) -> (String, u8) {
+    let code = error.downcast_ref::<CliError>().map_or(1, CliError::exit_code);
+    (format!("Error: {}", one_line(&format!("{error:#}"))), code)
+}
+
+/// Runs the process's command line: 0 when it did what was asked, 1 when that failed, 2 when the command line was not
+/// understood.
+pub fn run() -> ExitCode {
+    let words: Vec<OsString> = std::env::args_os().collect();
+    let (stdin, mut out, mut err) = (std::io::stdin(), std::io::stdout(), std::io::stderr());
+    let terminal = stdin.is_terminal();
+    let mut io = Io { out: &mut out, err: &mut err, input: &mut stdin.lock(), terminal };
+    let ended = execute(&words, &mut io, &wiring::connect);
+    let flushed = std::io::stdout().flush();
+    match ended {
+        Ok(()) if flushed.is_ok() => ExitCode::SUCCESS,
+        Ok(()) => ExitCode::FAILURE,
+        Err(Stop::Printed(text)) => {
+            // A reader that has seen enough closes the pipe; that is no failure of help.
+            let _ = std::io::stdout().write_all(text.as_bytes());
+            ExitCode::SUCCESS
+        }
+        Err(Stop::Help(text)) => {
+            let _ = std::io::stderr().write_all(text.as_bytes());
+            ExitCode::from(EXIT_USAGE)
+        }
+        Err(Stop::Failed(error)) => {
+            let (line, code) = told(&error);
+            let _ = writeln!(std::io::stderr(), "{line}");
+            ExitCode::from(code)
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! Where the command line meets the rest: the node's engine, the devnet, the genesis document, the gRPC client and the
+//! system's randomness and clock.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::Result;
+use holdfast_app::composition::Composition;
+use holdfast_app::genesis::GenesisDoc;
+use holdfast_app::grpc::GrpcChannel;
+use holdfast_app::keys::{SecretKey, mnemonic_from_entropy};
+use holdfast_proto::Timestamp;
+use holdfast_types::Hrp;
+use tokio::runtime::{Builder, Runtime};
+use tonic::{Code, Status};
+use tracing_subscriber::EnvFilter;
+
+use super::error::{fail, io_failure};
+use super::files::{self, Home};
+use super::node::{CallFailure, Node};
+use super::start::StartConfig;
+use crate::devnet::config::DevnetConfig;
+
+/// Runs the solo engine until it is told to stop. `log` has the form of `RUST_LOG`.
+pub(crate) fn start(config: StartConfig, log: EnvFilter) -> Result<()> {
+    // A second subscriber in one process is refused; the first one then serves.
+    let _ = tracing_subscriber::fmt().with_env_filter(log).with_writer(std::io::stderr).try_init();
+    runtime()?.block_on(crate::solo::start(config))
+}
+
+/// Runs the devnet to its end; SIGINT ends it early, and what it keeps in temporary folders goes.
+pub(crate) fn devnet(config: DevnetConfig) -> Result<()> {
+    runtime()?.block_on(async {
+        tokio::select! {
+            report = crate::devnet::run(&config) => report.map(drop),
+            signal = tokio::signal::ctrl_c() => {
+                signal?;
+                Err(fail(51, "devnet", "interrupted; there is no report"))
+            }
+        }
+    })
+}
+
+fn runtime() -> Result<Runtime> {
+    Builder::new_multi_thread().enable_all().build().map_err(|e| io_failure("runtime".as_ref(), &e))
+}
+
+/// Genesis of a new chain that begins now.
+pub(crate) fn fresh_genesis(chain_id: &str, hrp: &Hrp) -> Result<GenesisDoc> {
+    let mut doc = GenesisDoc::default_for(chain_id, hrp).map_err(|e| fail(27, "genesis", e.to_string()))?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    // Whole seconds: nobody needs more, and every reader takes them.
+    doc.genesis_time = Timestamp { seconds: i64::try_from(now.as_secs()).unwrap_or(0), nanos: 0 }.to_string();
+    Ok(doc)
+}
+
+/// Reads `genesis.json`, without checking the modules.
+pub(crate) fn read_genesis(home: &Home) -> Result<GenesisDoc> {
+    let path = home.genesis();
+    let text = home.read(&path)?;
+    GenesisDoc::parse(text.as_bytes()).map_err(|e| fail(27, path.display().to_string(), e.to_string()))
+}
+
+/// Prefix of the chain in `home`.
+pub(crate) fn genesis_hrp(home: &Home) -> Result<Hrp> {
+    let prefix = read_genesis(home)?.bech32_prefix;
+    Hrp::new(&prefix)
+        .map_err(|e| fail(27, format!("{}: bech32_prefix", home.genesis().display()), e.to_string()))
+}
+
+/// Checks a document and every module in it.
+pub(crate) fn validate_genesis(doc: &GenesisDoc, home: &Home) -> Result<()> {
+    let checked = doc.validate(&Composition::default());
+    checked.map_err(|e| fail(27, home.genesis().display().to_string(), e.to_string()))
+}
+
+/// Writes `genesis.json`.
+pub(crate) fn write_genesis(home: &Home, doc: &GenesisDoc) -> Result<()> {
+    files::write_whole(&home.genesis(), doc.to_json()?.as_bytes(), false)
+}
+
+/// A new key with its phrase of 24 words.
+pub(crate) fn fresh_key() -> Result<(SecretKey, String)> {
+    let mut entropy = [0; 32];
+    getrandom::fill(&mut entropy)
+        .map_err(|e| fail(36, "randomness", format!("{e}; the system gives none")))?;
+    let mnemonic = mnemonic_from_entropy(&entropy)?;
+    Ok((SecretKey::from_mnemonic(&mnemonic, 0)?, mnemonic))
+}
+
+/// A node over gRPC.
+struct GrpcNode {
+    runtime: Runtime,
+    channel: GrpcChannel,
+}
+
+fn failure(status: &Status) -> CallFailure {
+    let code = (status.code() != Code::Unavailable).then_some(i32::from(status.code()));
+    CallFailure { status: code, message: status.message().to_owned() }
+}
+
+impl Node for GrpcNode {
+    fn unary(&mut self, path: &str, request: &[u8], height: Option<i64>) -> Result<Vec<u8>, CallFailure> {
+        let answer = self.runtime.block_on(self.channel.unary_raw(path, request, height));
+        answer.map(|(bytes, _)| bytes.to_vec()).map_err(|status| failure(&status))
+    }
+}
+
+/// Connects to HOST:PORT.
+pub(crate) fn connect(addr: &str) -> Result<Box<dyn Node>> {
+    let runtime =
+        Builder::new_current_thread().enable_all().build().map_err(|e| io_failure("runtime".as_ref(), &e))?;
+    let channel =
+        runtime.block_on(GrpcChannel::connect(addr)).map_err(|status| failure(&status).refusal("connect"))?;
+    Ok(Box::new(GrpcNode { runtime, channel }))
+}

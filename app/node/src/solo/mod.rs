@@ -1,0 +1,110 @@
+//! One validator in this process: persistent, for development, tests and small deployments.
+
+mod backend;
+mod blocks;
+mod engine;
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+use holdfast_app::app::{App, AppError, AppOptions, state_spaces};
+use holdfast_app::genesis::{GENESIS_BYTES_MAX, GenesisDoc};
+use holdfast_app::state::{DiskStore, StateOptions};
+
+pub use backend::{NODE_PATHS, NodeBackend};
+pub use blocks::{BlockStore, BlockStoreError, StoredBlock, StoredResult, StoredTx};
+pub use engine::{BlockTimes, Engine, EngineError, ProducedBlock};
+
+use crate::cli::StartConfig;
+
+/// Opens the node of a home folder: its state, or genesis when there is none yet.
+///
+/// # Errors
+/// A folder in use, a bad genesis, databases that do not belong together.
+pub fn open(config: &StartConfig) -> Result<Engine<DiskStore>> {
+    let data = config.home.join("data");
+    let options = AppOptions { min_gas_price: config.min_gas_price, ..AppOptions::default() };
+    let state = || DiskStore::open(data.join("state"), &state_spaces(), StateOptions::default());
+    let app = match App::open(state()?, options.clone()) {
+        Ok(app) => app,
+        Err(AppError::NoChain) => {
+            let size = std::fs::metadata(&config.genesis)?.len();
+            anyhow::ensure!(size <= GENESIS_BYTES_MAX as u64, "genesis.json: over {GENESIS_BYTES_MAX} bytes");
+            let text = std::fs::read(&config.genesis)
+                .with_context(|| format!("cannot read {}; run init first", config.genesis.display()))?;
+            App::from_genesis(state()?, options, &GenesisDoc::parse(&text)?)?
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let blocks = BlockStore::open(&data.join("blocks"))?;
+    Ok(Engine::new(app, blocks, config.mempool)?)
+}
+
+/// Runs the node until SIGINT or SIGTERM.
+///
+/// # Errors
+/// What [`open`] refuses, a port in use, and any failure that must stop a chain.
+pub async fn start(config: StartConfig) -> Result<()> {
+    let engine = Arc::new(open(&config)?);
+    let listener = tokio::net::TcpListener::bind(config.grpc_listen)
+        .await
+        .with_context(|| format!("grpc: cannot listen on {}; is the port in use?", config.grpc_listen))?;
+    println!("gRPC listens on {}", listener.local_addr()?);
+    let backend = Arc::new(NodeBackend::new(engine.clone(), &config.moniker, &config.validator.0));
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let shutdown = |mut stopped: tokio::sync::watch::Receiver<bool>| async move {
+        let _ = stopped.wait_for(|stop| *stop).await;
+    };
+    let server = tokio::spawn(holdfast_app::grpc::serve(listener, backend, shutdown(stopped)));
+    let made = make_blocks(&engine, &config).await;
+    // Blocks have ended, in order or not: the last commit is durable, answer what is under way and go.
+    let _ = stop.send(true);
+    server.await??;
+    made
+}
+
+async fn make_blocks(engine: &Arc<Engine<DiskStore>>, config: &StartConfig) -> Result<()> {
+    let mut signals = Signals::new()?;
+    let mut ticks = tokio::time::interval(config.block_time);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            name = signals.next() => {
+                println!("{name}: stopped after height {}", *engine.heights().borrow());
+                return Ok(());
+            }
+            _ = ticks.tick() => {}
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).context("the clock is before 1970")?;
+        let now = u64::try_from(now.as_nanos()).context("the clock is after 2500")?;
+        let (engine, last) = (engine.clone(), engine.blocks().latest()?.map_or(0, |block| block.time_ns));
+        // Block time never runs backwards, whatever the clock does.
+        let time_ns = now.max(last.saturating_add(1));
+        let block = tokio::task::spawn_blocking(move || engine.produce(time_ns)).await??;
+        let (height, txs) = (block.block.height, block.block.txs.len());
+        let app_hash = hex::encode_upper(block.finalized.app_hash);
+        tracing::info!(height, txs, app_hash, "committed block");
+    }
+}
+
+#[cfg(unix)]
+struct Signals {
+    interrupt: tokio::signal::unix::Signal,
+    terminate: tokio::signal::unix::Signal,
+}
+
+#[cfg(unix)]
+impl Signals {
+    fn new() -> Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+    }
+
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.interrupt.recv() => "SIGINT",
+            _ = self.terminate.recv() => "SIGTERM",
+        }
+    }
+}
