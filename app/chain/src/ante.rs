@@ -186,7 +186,7 @@ fn steps(
         holdfast_auth::Keeper.set_account(ctx.store, &address, &Account { sequence, ..account })?;
     }
     emit(ctx, tx, fee, &signers);
-    Ok(AnteOutcome { gas_wanted, price: price(fee, gas_wanted), fee: fee.cloned(), signers })
+    Ok(AnteOutcome { gas_wanted, price: gas_price(fee, gas_wanted), fee: fee.cloned(), signers })
 }
 
 fn validate_basic(mode: AnteMode, tx: &DecodedTx) -> Result<(), ModuleError> {
@@ -274,7 +274,7 @@ pub fn required_fee(price: u128, gas: u64) -> u128 {
 }
 
 /// Fee for a gas unit, in 10^-12 base units, rounded down. A gas limit of 0 counts as 1.
-fn price(fee: Option<&Coin>, gas: u64) -> u128 {
+pub(crate) fn gas_price(fee: Option<&Coin>, gas: u64) -> u128 {
     let (amount, gas) = (fee.map_or(0, |coin| coin.amount), u128::from(gas.max(1)));
     // In two parts, so that only prices beyond 128 bits saturate; the rest is below 2^64 · 10^12.
     let (whole, rest) = (amount / gas, amount % gas);

@@ -7,6 +7,7 @@
 //!        └─ branch over the last commit ── durable ── publishes the next view
 //! ```
 
+use std::cmp::Reverse;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -16,7 +17,7 @@ use holdfast_store::{BranchKv, GasConfig, GasMeter, KvRead, MeteredKv, StoreErro
 use holdfast_types::{BlockContext, Context, Event, Height, ModuleError, QueryError, QueryKind, ValidationParams, sdk};
 use thiserror::Error;
 
-use crate::ante::{AnteEnv, AnteMode, AnteOutcome, ante, signature_checks};
+use crate::ante::{AnteEnv, AnteMode, AnteOutcome, ante, gas_price, signature_checks};
 use crate::composition::{APP_SPACE, Composition, MODULE_NAMES};
 use crate::genesis::{GenesisDoc, GenesisError};
 use crate::mempool::{Mempool, MempoolConfig, MempoolTx, bytes_in_block};
@@ -72,7 +73,7 @@ pub enum AppError {
 }
 
 /// Node-local choices; none of them changes what a block does.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct AppOptions {
     /// The embedder's modules.
     pub composition: Composition,
@@ -80,12 +81,6 @@ pub struct AppOptions {
     pub min_gas_price: u128,
     /// Compare every candidate table with a rebuilt one after each commit.
     pub check_tables: bool,
-}
-
-impl Default for AppOptions {
-    fn default() -> Self {
-        Self { composition: Composition::default(), min_gas_price: 0, check_tables: false }
-    }
 }
 
 /// Result of one transaction. `code`, `data`, `gas_wanted`, `gas_used` are consensus.
@@ -163,12 +158,27 @@ struct Pending {
     changed: Vec<Vec<u8>>,
 }
 
+/// Where in a block a test speaks for the authority.
+#[cfg(test)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Moment {
+    BeforeTransactions,
+    AfterEndBlock,
+}
+
+/// What a test does inside a block.
+#[cfg(test)]
+pub(crate) type Authority = Box<dyn FnMut(Moment, &Composition, &mut Context<'_>) + Send>;
+
 /// The application over a state database.
 pub struct App<S> {
     shared: Arc<Shared<S>>,
     pending: Option<Pending>,
     /// Genesis state until the first block commits it together with its own writes.
     genesis: WriteSet,
+    /// Stands in for x/gov: nobody can sign for the authority.
+    #[cfg(test)]
+    pub(crate) authority: Option<Authority>,
 }
 
 /// Spaces of the state database: the modules and the app's own.
@@ -215,7 +225,13 @@ impl<S: CommitStore> App<S> {
             check: Mutex::new(CheckState { writes: genesis.clone() }),
             views,
         };
-        Ok(Self { shared: Arc::new(shared), pending: None, genesis })
+        Ok(Self {
+            shared: Arc::new(shared),
+            pending: None,
+            genesis,
+            #[cfg(test)]
+            authority: None,
+        })
     }
 
     /// Starts a chain: validates the document and builds every module's state in memory. The first block commits it
@@ -269,25 +285,31 @@ impl<S: CommitStore> App<S> {
     }
 
     /// Orders `txs` for a proposal and drops what the block cannot hold or what would fail its ante steps: by gas price,
-    /// ties by sender and sequence, never by arrival.
+    /// ties by sender and sequence, never by arrival. Of two that use one sequence of one account the better paid one
+    /// stays, provided its signatures are good.
     pub fn prepare_proposal(&self, txs: &[Vec<u8>], max_bytes: usize) -> Vec<Vec<u8>> {
         let shared = &self.shared;
-        let mut pool = Mempool::new(MempoolConfig { max_txs: txs.len().max(1), ..MempoolConfig::default() });
         let snapshot = shared.store.snapshot();
-        let block = BlockContext { height: shared.next_height(), ..shared.chain.clone() };
         let mut branch = BranchKv::with_writes(&snapshot, self.genesis.clone());
         shared.warm(&branch, txs);
-        for raw in txs {
+        let mut waiting: Vec<_> =
+            txs.iter().filter_map(|raw| shared.candidate(&branch, raw)).collect();
+        waiting.sort_by_key(|(good, tx)| (!*good, Reverse(tx.price()), *tx.hash()));
+        let size = txs.len().max(1);
+        let mut pool = Mempool::new(MempoolConfig { max_txs: size, max_bytes: usize::MAX, max_per_signer: size });
+        for (_, tx) in waiting {
+            // What the pool refuses cannot be ordered beside the others; it waits for another block.
+            let _ = pool.insert(tx);
+        }
+        let block = BlockContext { height: shared.next_height(), ..shared.chain.clone() };
+        let _ = pool.recheck(|tx| {
             let mut events = Vec::new();
             let mut ctx = Context::new(&block, &mut branch, &mut events);
-            if let Ok((_, outcome)) = shared.run_ante(&mut ctx, AnteMode::Deliver, raw) {
-                let tx = MempoolTx::new(raw.clone(), outcome.signers, outcome.gas_wanted, outcome.price);
-                // The pool refuses what this proposal cannot order; the transaction waits for another block.
-                let _ = pool.insert(tx);
-            }
-        }
+            shared.run_ante(&mut ctx, AnteMode::Deliver, tx.raw()).map(|_| ())
+        });
+        let most = usize::try_from(shared.settings.max_block_bytes).unwrap_or(usize::MAX);
         let gas = shared.settings.max_block_gas.unwrap_or(u64::MAX);
-        pool.reap(max_bytes, gas).iter().map(|raw| raw.to_vec()).collect()
+        pool.reap(max_bytes.min(most), gas).iter().map(|raw| raw.to_vec()).collect()
     }
 
     /// Whether a proposed block is acceptable: within the limits, every transaction decodable. Pure function of the block
@@ -331,6 +353,8 @@ impl<S: CommitStore> App<S> {
             composition.begin_block(&mut Context::new(&context, &mut branch, &mut events))?;
         let mut block_events = with_mode(&mut events, "BeginBlock");
         shared.warm(&branch, &block.txs);
+        #[cfg(test)]
+        self.run_authority(Moment::BeforeTransactions, &context, &mut branch, &mut events);
         let mut gas_left = shared.settings.max_block_gas;
         let mut tx_results = Vec::with_capacity(block.txs.len());
         for raw in &block.txs {
@@ -339,12 +363,27 @@ impl<S: CommitStore> App<S> {
             tx_results.push(result);
         }
         composition.end_block(&mut Context::new(&context, &mut branch, &mut events))?;
+        #[cfg(test)]
+        self.run_authority(Moment::AfterEndBlock, &context, &mut branch, &mut events);
         block_events.extend(with_mode(&mut events, "EndBlock"));
         let prepared = shared.store.prepare(block.height, &branch.into_writes())?;
         let app_hash = prepared.app_hash();
         let changed = prepared.changes().map(|(key, _)| key.to_vec()).collect();
         self.pending = Some(Pending { prepared, changed });
         Ok(FinalizedBlock { tx_results, events: block_events, app_hash })
+    }
+
+    #[cfg(test)]
+    fn run_authority(
+        &mut self,
+        moment: Moment,
+        block: &BlockContext,
+        branch: &mut BranchKv<'_>,
+        events: &mut Vec<Event>,
+    ) {
+        if let Some(run) = &mut self.authority {
+            run(moment, &self.shared.options.composition, &mut Context::new(block, branch, events));
+        }
     }
 
     /// Makes the finalized block durable, then visible.
@@ -426,6 +465,17 @@ impl<S: CommitStore> Shared<S> {
             .flat_map(|tx| signature_checks(store, &self.settings.chain_id, &tx))
             .collect();
         self.cache.warm(checks, cores());
+    }
+
+    /// A transaction as the pool orders it, by what it says of itself, and whether its signatures are good on `store`.
+    fn candidate(&self, store: &dyn KvRead, raw: &[u8]) -> Option<(bool, MempoolTx)> {
+        let tx = DecodedTx::decode(raw, &self.chain.hrp).ok()?;
+        let sequences = tx.signer_infos().iter().map(|info| info.sequence);
+        let signers = tx.signers().iter().copied().zip(sequences).collect();
+        let checks = signature_checks(store, &self.settings.chain_id, &tx);
+        let good = checks.len() == tx.signers().len() && checks.iter().all(|c| self.cache.verify(c).is_ok());
+        let price = gas_price(tx.fee().first(), tx.gas_limit());
+        Some((good, MempoolTx::new(raw, signers, tx.gas_limit(), price)))
     }
 
     fn env(&self) -> AnteEnv<'_> {

@@ -1,6 +1,6 @@
 //! The genesis document: `genesis.json` in the shape Cosmos tools expect.
 
-use holdfast_proto::{from_json, to_json};
+use holdfast_proto::{Timestamp, from_json, to_json};
 use holdfast_types::{Coin, Height, Hrp};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -170,6 +170,17 @@ impl GenesisDoc {
     /// # Errors
     /// A bad field, by name.
     pub fn settings(&self) -> Result<ChainSettings, GenesisError> {
+        for (field, text) in [("app_name", &self.app_name), ("app_version", &self.app_version)] {
+            if !(1..=64).contains(&text.len()) || !text.bytes().all(|b| b.is_ascii_graphic()) {
+                return Err(bad(field, "use 1 to 64 printable characters without spaces"));
+            }
+        }
+        // Timestamps parse in more forms than RFC 3339 has.
+        let time = &self.genesis_time;
+        let in_form = time.len() >= 20 && time.as_bytes().get(10) == Some(&b'T') && time.ends_with('Z');
+        if !in_form || time.parse::<Timestamp>().is_err() {
+            return Err(bad("genesis_time", "write RFC 3339 in UTC, such as 2026-01-31T12:00:00Z"));
+        }
         let id = &self.chain_id;
         if !(3..=50).contains(&id.len()) || !id.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b)) {
             return Err(bad("chain_id", "use 3 to 50 letters, digits, - _ ."));

@@ -27,5 +27,7 @@ pub mod router;
 pub mod settings;
 pub mod signatures;
 pub mod state;
+#[cfg(test)]
+mod tests;
 pub mod tx;
 pub mod views;

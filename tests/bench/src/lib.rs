@@ -6,18 +6,25 @@
 //!
 //! Each benchmark gives [`Row`]s. A row has a peer's value beside ours when the peer ran too.
 
+pub mod chain;
+pub mod draw;
+pub mod endblock;
+pub mod measure;
+pub mod scene;
+pub mod signatures;
 pub mod store;
+pub mod trace;
 pub mod workload;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// One measured number.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Row {
     /// Benchmark and quantity, `store.block_median`.
     pub name: String,
     /// Unit of both values.
-    pub unit: &'static str,
+    pub unit: String,
     /// Ours.
     pub value: f64,
     /// Who the peer is.
@@ -26,6 +33,21 @@ pub struct Row {
     pub peer_value: Option<f64>,
     /// How many times better ours is; below 1 the peer is ahead.
     pub ratio: Option<f64>,
+    /// What the value, or the ratio, has to be.
+    #[serde(default)]
+    pub target: Option<String>,
+    /// Whether it is.
+    #[serde(default)]
+    pub meets: Option<bool>,
+}
+
+/// What a benchmark gives.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Its numbers.
+    pub rows: Vec<Row>,
+    /// Every single measurement behind them.
+    pub details: serde_json::Value,
 }
 
 /// Which of two values is the better one.
@@ -39,8 +61,44 @@ pub enum Better {
 
 impl Row {
     /// A row without a peer.
-    pub fn new(name: &str, unit: &'static str, value: f64) -> Self {
-        Self { name: name.into(), unit, value, peer_name: None, peer_value: None, ratio: None }
+    pub fn new(name: &str, unit: &str, value: f64) -> Self {
+        Self {
+            name: name.into(),
+            unit: unit.into(),
+            value,
+            peer_name: None,
+            peer_value: None,
+            ratio: None,
+            target: None,
+            meets: None,
+        }
+    }
+
+    /// The value has to be below `limit`.
+    #[must_use]
+    pub fn below(self, limit: f64) -> Self {
+        let meets = self.value < limit;
+        self.judged(format!("< {limit}"), meets)
+    }
+
+    /// The value has to be `limit` or less.
+    #[must_use]
+    pub fn at_most(self, limit: f64) -> Self {
+        let meets = self.value <= limit;
+        self.judged(format!("<= {limit}"), meets)
+    }
+
+    /// The value has to be `limit` or more.
+    #[must_use]
+    pub fn at_least(self, limit: f64) -> Self {
+        let meets = self.value >= limit;
+        self.judged(format!(">= {limit}"), meets)
+    }
+
+    fn judged(mut self, target: String, meets: bool) -> Self {
+        self.target = Some(target);
+        self.meets = Some(meets);
+        self
     }
 
     /// The row with a peer's value beside it.
@@ -59,12 +117,15 @@ impl Row {
 
 impl std::fmt::Display for Row {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:<32} {:>14} {:<7}", self.name, number(self.value), self.unit)?;
+        write!(f, "{:<36} {:>14} {:<7}", self.name, number(self.value), self.unit)?;
         if let (Some(peer), Some(value)) = (&self.peer_name, self.peer_value) {
             write!(f, " {peer} {:>14}", number(value))?;
         }
         if let Some(ratio) = self.ratio {
             write!(f, "  x{ratio:.2}")?;
+        }
+        if let (Some(target), Some(meets)) = (&self.target, self.meets) {
+            write!(f, "  {target}: {}", if meets { "met" } else { "MISSED" })?;
         }
         Ok(())
     }
@@ -112,5 +173,16 @@ mod tests {
         assert_eq!(Row::new("t", "ms", 10.0).against("p", 40.0, Better::Lower).ratio, Some(4.0));
         assert_eq!(Row::new("r", "1/s", 10.0).against("p", 40.0, Better::Higher).ratio, Some(0.25));
         assert_eq!(Row::new("z", "ms", 0.0).against("p", 1.0, Better::Lower).ratio, None);
+    }
+
+    #[test]
+    fn a_row_says_whether_its_value_is_what_it_has_to_be() {
+        let row = |value| Row::new("t", "us", value);
+        assert_eq!(row(200.0).below(200.0).meets, Some(false));
+        assert_eq!(row(1.5).at_most(1.5).meets, Some(true));
+        assert_eq!(row(0.79).at_least(0.8).meets, Some(false));
+        let text = row(150.0).against("raw", 75.0, Better::Lower).below(200.0).to_string();
+        assert!(text.ends_with("raw          75.00  x0.50  < 200: met"), "{text}");
+        assert_eq!(row(1.0).meets, None);
     }
 }

@@ -3,6 +3,7 @@
 use holdfast_types::traits::EligibilityHooks;
 use holdfast_types::{Context, ModuleError};
 
+use crate::events;
 use crate::keeper::Keeper;
 use crate::state::{PARTICIPANTS, REFRESH_CURSOR, UNAVAILABILITY};
 use crate::weights::REFRESH_MAX;
@@ -31,16 +32,20 @@ impl Keeper<'_> {
             None if self.weights.polled() => None,
             None => return Ok(()),
         };
+        // One more than is worked off tells whether the sweep goes on.
         let page: Vec<_> = PARTICIPANTS
             .entries()
             .after(ctx.store, cursor.as_ref())
-            .take(REFRESH_MAX)
+            .take(REFRESH_MAX.saturating_add(1))
             .collect::<Result<_, _>>()?;
-        for (address, participant) in &page {
-            self.refresh(ctx, address, participant)?;
+        for (address, participant) in page.iter().take(REFRESH_MAX) {
+            if let Err(error) = ctx.branch(|ctx| self.refresh(ctx, address, participant)) {
+                let key = ctx.bech32(address);
+                events::step_discarded(ctx, "weights", key, error);
+            }
         }
-        match page.last() {
-            Some((last, _)) if page.len() >= REFRESH_MAX => REFRESH_CURSOR.set(ctx.store, &Some(*last))?,
+        match page.get(REFRESH_MAX.saturating_sub(1)) {
+            Some((last, _)) if page.len() > REFRESH_MAX => REFRESH_CURSOR.set(ctx.store, &Some(*last))?,
             _ => REFRESH_CURSOR.remove(ctx.store)?,
         }
         Ok(())

@@ -45,6 +45,12 @@ pub(crate) fn window(ctx: &mut Context<'_>, name: &str, participant: &Address, s
     ctx.emit(event);
 }
 
+/// A row of a block step that failed and was left out; `key` says which.
+pub(crate) fn step_discarded(ctx: &mut Context<'_>, step: &str, key: String, reason: impl ToString) {
+    let event = Event::new("holdfast.participants.v1.EventStepDiscarded");
+    ctx.emit(event.with("step", step).with("key", key).with("reason", reason));
+}
+
 pub(crate) fn model_registered(ctx: &mut Context<'_>, model: &str) {
     ctx.emit(Event::new("holdfast.participants.v1.EventModelRegistered").with("model", model));
 }

@@ -4,15 +4,15 @@ use std::collections::BTreeSet;
 
 use holdfast_proto::holdfast::participants::v1 as pb;
 use holdfast_store::{KvRead, Order};
-use holdfast_types::{Address, Coin, Context, Hrp, ModuleError, sdk};
+use holdfast_types::{Address, Coin, Context, Epoch, Hrp, ModuleError, sdk};
 
 use crate::keeper::Keeper;
 use crate::msgs::{Serving, check_key, check_model};
-use crate::params::Params;
+use crate::params::{MODELS_LIMIT, Params};
 use crate::query_server::{to_pb, window_to_pb};
 use crate::state::{
-    DUE, IN_MAINTENANCE, INACTIVE, IntervalKey, MEMBERS, MODELS, PARAMS, PARTICIPANTS, UNAVAILABILITY,
-    WINDOWS,
+    DUE, IN_MAINTENANCE, INACTIVE, IntervalKey, MEMBERS, MODELS, PARAMS, PARTICIPANTS, REFRESH_CURSOR,
+    UNAVAILABILITY, WINDOWS,
 };
 use crate::types::{Cause, Interval, MemberRecord, Participant, Window};
 
@@ -91,8 +91,9 @@ impl Genesis {
             check_model(model).map_err(|e| bad("models", e))?;
         }
         ascending("models", models.iter())?;
-        if models.len() > usize::try_from(params.max_models).unwrap_or(usize::MAX) {
-            return Err(bad("models", "more than params.max_models"));
+        // Not params.max_models: it can be set below the number of models there are.
+        if models.len() > usize::try_from(MODELS_LIMIT).unwrap_or(usize::MAX) {
+            return Err(bad("models", format!("at most {MODELS_LIMIT}")));
         }
         let mut participants = Vec::new();
         let mut keys = BTreeSet::new();
@@ -107,12 +108,19 @@ impl Genesis {
             participants.push(row);
         }
         ascending("participants", participants.iter().map(|p| p.0))?;
-        let known = |a: &Address| participants.binary_search_by_key(a, |p| p.0).is_ok();
+        let find = |a: &Address| {
+            let at = participants.binary_search_by_key(a, |p| p.0).ok()?;
+            participants.get(at).map(|p| &p.1)
+        };
         let mut members = Vec::new();
         for row in &genesis.members {
             let key = (row.model.clone(), address("members.participant", &row.participant)?);
-            if models.binary_search(&key.0).is_err() || !known(&key.1) {
-                return Err(bad("members", "names an unknown model or participant"));
+            if models.binary_search(&key.0).is_err() {
+                return Err(bad("members.model", format!("{:?} is not in models", key.0)));
+            }
+            let participant = find(&key.1).ok_or_else(|| bad("members.participant", "is not registered"))?;
+            if (row.weight > 0 || row.next_weight > 0) && !participant.models.contains(&key.0) {
+                return Err(bad("members.weight", "must be 0, as next_weight, for a model not served"));
             }
             let record = MemberRecord {
                 epoch: row.epoch,
@@ -136,17 +144,38 @@ impl Genesis {
                 row.model.clone(),
                 cause.byte(),
             );
+            if find(&key.0).is_none() {
+                return Err(bad("unavailability.participant", "is not registered"));
+            }
+            if !row.model.is_empty() && models.binary_search(&row.model).is_err() {
+                return Err(bad("unavailability.model", format!("{:?} is not in models", row.model)));
+            }
             if row.to_height < row.from_height {
                 return Err(bad("unavailability.to_height", "must not be before from_height"));
+            }
+            if row.announced_at > row.from_height {
+                return Err(bad("unavailability.announced_at", "must not be after from_height"));
             }
             intervals.push((key, Interval { to_height: row.to_height, announced_at: row.announced_at }));
         }
         ascending("unavailability", intervals.iter().map(|i| &i.0))?;
-        let mut windows = Vec::new();
+        let mut windows: Vec<((Address, i64), Window)> = Vec::new();
         for row in &genesis.windows {
             let key = (address("windows.participant", &row.participant)?, row.start_height);
-            if row.end_height <= row.start_height || !known(&key.0) {
-                return Err(bad("windows", "must end after it starts and name a participant"));
+            if find(&key.0).is_none() {
+                return Err(bad("windows.participant", "is not registered"));
+            }
+            if row.end_height <= row.start_height {
+                return Err(bad("windows.end_height", "must be above start_height"));
+            }
+            if row.announced_at >= row.start_height {
+                return Err(bad("windows.announced_at", "must be below start_height"));
+            }
+            if let Some((before, window)) = windows.last()
+                && before.0 == key.0
+                && window.end_height > key.1
+            {
+                return Err(bad("windows.start_height", "overlaps the window before it, or is out of order"));
             }
             windows.push((key, Window { end_height: row.end_height, announced_at: row.announced_at }));
         }
@@ -154,9 +183,25 @@ impl Genesis {
         Ok(Self { params, models, participants, members, intervals, windows })
     }
 
+    /// No epoch of a row may lie in the future of the one the state stands in.
+    fn check_epochs(&self, now: Epoch) -> Result<(), ModuleError> {
+        let next = now.saturating_add(1);
+        let check = |field: &str, epoch: Epoch, most: Epoch| {
+            if epoch <= most { Ok(()) } else { Err(bad(field, format!("must be at most {most}"))) }
+        };
+        for (_, participant, inactive) in &self.participants {
+            check("participants.inactive_epoch", inactive.unwrap_or(0), now)?;
+            check("participants.unbonding_epoch", participant.unbonding_epoch, next)?;
+            check("participants.joined_epoch", participant.joined_epoch, next)?;
+        }
+        self.members.iter().try_for_each(|(_, record)| check("members.epoch", record.epoch, now))
+    }
+
     /// Writes the state; `ctx.block.epoch` is the epoch it stands in. A participant without a member row for one
-    /// of its models is a member of this epoch with the weight its source gives.
+    /// of its models is a member of this epoch with the weight its source gives. Where a row's next weight is not
+    /// what the source gives, a sweep was under way, and goes on.
     pub(crate) fn init(self, ctx: &mut Context<'_>, keeper: &Keeper<'_>) -> Result<(), ModuleError> {
+        self.check_epochs(ctx.block.epoch)?;
         PARAMS.set(ctx.store, &self.params)?;
         for model in &self.models {
             MODELS.insert(ctx.store, model)?;
@@ -171,6 +216,9 @@ impl Genesis {
             let open = UNAVAILABILITY
                 .has(ctx.store, &(participant, start, String::new(), Cause::Maintenance.byte()))?;
             if open {
+                if IN_MAINTENANCE.has(ctx.store, &participant)? {
+                    return Err(bad("unavailability", "opens two windows of one participant"));
+                }
                 IN_MAINTENANCE.set(ctx.store, &participant, &start)?;
                 DUE.insert(ctx.store, &(window.end_height, true, participant, start))?;
             } else {
@@ -180,6 +228,7 @@ impl Genesis {
         for (key, record) in &self.members {
             MEMBERS.set(ctx.store, key, record)?;
         }
+        let (mut stale, mut before) = (None, None);
         for (address, participant, inactive) in &self.participants {
             PARTICIPANTS.set(ctx.store, address, participant)?;
             if let Some(epoch) = inactive {
@@ -188,8 +237,12 @@ impl Genesis {
             let weight = keeper.weights.weight(ctx.store, address, participant.collateral)?;
             for model in &participant.models {
                 let key = (model.clone(), *address);
-                if !MEMBERS.has(ctx.store, &key)? {
-                    let preserved = participant.poc_preserved;
+                let preserved = participant.poc_preserved;
+                if let Some(record) = MEMBERS.get(ctx.store, &key)? {
+                    if (record.next_weight, record.next_preserved) != (weight, preserved) {
+                        stale = stale.or(Some(before));
+                    }
+                } else {
                     let record = MemberRecord {
                         epoch: ctx.block.epoch,
                         weight,
@@ -202,6 +255,10 @@ impl Genesis {
                     MEMBERS.set(ctx.store, &key, &record)?;
                 }
             }
+            before = Some(*address);
+        }
+        if let Some(cursor) = stale {
+            REFRESH_CURSOR.set(ctx.store, &cursor)?;
         }
         let members: Vec<_> = MEMBERS.iter(ctx.store, Order::Ascending).collect::<Result<_, _>>()?;
         for ((model, participant), record) in members {

@@ -117,9 +117,11 @@ impl Keeper<'_> {
         let weight = self.weights.weight(ctx.store, address, participant.collateral)?;
         for model in &participant.models {
             let key = (model.clone(), *address);
-            let record = MEMBERS.get(ctx.store, &key)?.unwrap_or_default();
-            if record.next_weight != weight || record.next_preserved != participant.poc_preserved {
-                self.set_next(ctx, model, address, weight, participant.poc_preserved)?;
+            let preserved = participant.poc_preserved;
+            // A served model has a row even at weight 0: to genesis, a missing one is a member since its start.
+            let staged = MEMBERS.get(ctx.store, &key)?.map(|r| (r.next_weight, r.next_preserved));
+            if staged != Some((weight, preserved)) {
+                self.set_next(ctx, model, address, weight, preserved)?;
             }
         }
         Ok(())
@@ -138,9 +140,9 @@ impl Keeper<'_> {
             return Err(ParticipantsError::AlreadyRegistered(ctx.bech32(address)).into());
         }
         self.check_models(ctx, &msg.serving.models)?;
-        self.check_collateral(ctx, &msg.collateral)?;
+        self.check_collateral(ctx, "collateral", &msg.collateral)?;
         let old = old.unwrap_or_default();
-        let collateral = self.checked_collateral(ctx, msg.collateral.amount)?;
+        let collateral = self.checked_collateral(ctx, "collateral", msg.collateral.amount)?;
         let Serving { host_url, workers, models, poc_preserved } = msg.serving;
         let participant = Participant {
             validator_key: msg.validator_key,
@@ -182,20 +184,30 @@ impl Keeper<'_> {
         Ok(())
     }
 
-    fn check_collateral(&self, ctx: &Context<'_>, coin: &Coin) -> Result<(), ParticipantsError> {
+    fn check_collateral(
+        &self,
+        ctx: &Context<'_>,
+        field: &'static str,
+        coin: &Coin,
+    ) -> Result<(), ParticipantsError> {
         let denom = self.params(ctx.store)?.collateral_denom;
         if coin.denom == denom {
             return Ok(());
         }
-        Err(ParticipantsError::field("collateral", format!("must be in {denom}")))
+        Err(ParticipantsError::field(field, format!("must be in {denom}")))
     }
 
     /// A sum of collateral whose weight fits.
-    fn checked_collateral(&self, ctx: &Context<'_>, sum: u128) -> Result<u128, ParticipantsError> {
+    fn checked_collateral(
+        &self,
+        ctx: &Context<'_>,
+        field: &'static str,
+        sum: u128,
+    ) -> Result<u128, ParticipantsError> {
         let per_weight = self.params(ctx.store)?.collateral_per_weight;
         match sum.checked_div(per_weight).map(u64::try_from) {
             Some(Ok(_)) => Ok(sum),
-            _ => Err(ParticipantsError::field("amount", "is more weight than 2^64 - 1; bond less")),
+            _ => Err(ParticipantsError::field(field, "is more weight than 2^64 - 1; bond less")),
         }
     }
 
@@ -316,10 +328,10 @@ impl Keeper<'_> {
         amount: &Coin,
     ) -> Result<(), ModuleError> {
         let mut participant = self.registered(ctx, address)?;
-        self.check_collateral(ctx, amount)?;
+        self.check_collateral(ctx, "amount", amount)?;
         let sum = participant.collateral.checked_add(amount.amount);
         let sum = sum.ok_or_else(|| ParticipantsError::field("amount", "is too large"))?;
-        participant.collateral = self.checked_collateral(ctx, sum)?;
+        participant.collateral = self.checked_collateral(ctx, "amount", sum)?;
         bank.send(ctx, address, &Address::module(MODULE_NAME), amount)?;
         self.save(ctx, address, &participant)?;
         self.refresh(ctx, address, &participant)?;
@@ -335,7 +347,7 @@ impl Keeper<'_> {
         amount: &Coin,
     ) -> Result<u64, ModuleError> {
         let mut participant = self.registered(ctx, address)?;
-        self.check_collateral(ctx, amount)?;
+        self.check_collateral(ctx, "amount", amount)?;
         self.unbond(ctx, &mut participant, amount.amount)?;
         self.save(ctx, address, &participant)?;
         self.refresh(ctx, address, &participant)?;

@@ -86,28 +86,39 @@ impl Keeper<'_> {
         let due: Vec<_> =
             DUE.up_to(ctx.store, &ctx.block.height).take(DUE_ROWS_MAX).collect::<Result<_, _>>()?;
         for row in due {
+            // A window that follows at once has ended the one before it, whose row is then gone.
+            if !DUE.has(ctx.store, &row)? {
+                continue;
+            }
             let (_, closes, address, start) = row;
             DUE.remove(ctx.store, &row)?;
             let step = ctx.branch(|ctx| {
-                let window = WINDOWS.load(ctx.store, &(address, start))?;
                 if closes {
-                    let last = window.end_height.saturating_sub(1);
-                    self.close(ctx, hooks, &address, start, window, last)?;
-                    events::window(ctx, "EventMaintenanceEnded", &address, start, window.end_height);
+                    self.end(ctx, hooks, &address, start)
                 } else {
-                    self.open(ctx, hooks, &address, start, window)?;
-                    events::window(ctx, "EventMaintenanceStarted", &address, start, window.end_height);
+                    self.open(ctx, hooks, &address, start)
                 }
-                Ok::<_, ModuleError>(())
             });
             if let Err(error) = step {
-                let event = holdfast_types::Event::new("holdfast.participants.v1.EventStepDiscarded")
-                    .with("step", "maintenance")
-                    .with("key", format!("{row:?}"))
-                    .with("reason", error);
-                ctx.emit(event);
+                let key = format!("{}/{start}", ctx.bech32(&address));
+                events::step_discarded(ctx, "maintenance", key, error);
             }
         }
+        Ok(())
+    }
+
+    /// Ends an open window whose time is over.
+    fn end(
+        &self,
+        ctx: &mut Context<'_>,
+        hooks: &dyn EligibilityHooks,
+        address: &Address,
+        start: Height,
+    ) -> Result<(), ModuleError> {
+        let window = WINDOWS.load(ctx.store, &(*address, start))?;
+        DUE.remove(ctx.store, &(window.end_height, true, *address, start))?;
+        self.close(ctx, hooks, address, start, window, window.end_height.saturating_sub(1))?;
+        events::window(ctx, "EventMaintenanceEnded", address, start, window.end_height);
         Ok(())
     }
 
@@ -117,8 +128,12 @@ impl Keeper<'_> {
         hooks: &dyn EligibilityHooks,
         address: &Address,
         start: Height,
-        window: Window,
     ) -> Result<(), ModuleError> {
+        // At one height openings come first, and after a backlog the closing may wait behind this row.
+        if let Some(before) = IN_MAINTENANCE.get(ctx.store, address)? {
+            self.end(ctx, hooks, address, before)?;
+        }
+        let window = WINDOWS.load(ctx.store, &(*address, start))?;
         let before = self.eligibilities(ctx, address)?;
         self.count_all_next(ctx, address, false)?;
         IN_MAINTENANCE.set(ctx.store, address, &start)?;
@@ -127,7 +142,9 @@ impl Keeper<'_> {
         let key = (*address, start, String::new(), Cause::Maintenance.byte());
         UNAVAILABILITY.set(ctx.store, &key, &interval)?;
         DUE.insert(ctx.store, &(window.end_height, true, *address, start))?;
-        self.tell(ctx, hooks, address, before)
+        self.tell(ctx, hooks, address, before)?;
+        events::window(ctx, "EventMaintenanceStarted", address, start, window.end_height);
+        Ok(())
     }
 
     fn close(

@@ -38,9 +38,12 @@ impl<K: StdHash + Eq, V> Generations<K, V> {
     }
 }
 
+/// Module and path, version and page.
+type Pages = Generations<(u16, Path), (u64, Arc<Page>)>;
+
 /// The latest page at each path.
 #[derive(Debug)]
-pub(super) struct PageCache(Mutex<Generations<(u16, Path), (u64, Arc<Page>)>>);
+pub(super) struct PageCache(Mutex<Pages>);
 
 impl PageCache {
     /// A cache of at most `capacity` pages.
@@ -104,9 +107,12 @@ pub(super) struct ValueCache {
     hasher: RandomState,
 }
 
+/// A value, or its absence, and the height from which on it holds.
+type Known = (i64, Option<Box<[u8]>>);
+
 #[derive(Debug)]
 struct Shard {
-    values: Generations<Box<[u8]>, (i64, Option<Box<[u8]>>)>,
+    values: Generations<Box<[u8]>, Known>,
     /// Height that the entries are up to date with.
     height: i64,
 }

@@ -78,6 +78,7 @@ impl Tables {
         // Keys and pages are hashes for the most part: compression finds nothing in them. Lookups mostly hit.
         let found = || {
             KeyspaceCreateOptions::default()
+                .max_memtable_size(32 * 1024 * 1024)
                 .expect_point_read_hits(true)
                 .data_block_compression_policy(CompressionPolicy::all(CompressionType::None))
         };
@@ -447,8 +448,11 @@ struct VersionScan {
     done: bool,
 }
 
+/// Escaped key, height, value.
+type VersionRow = (Vec<u8>, i64, Option<Vec<u8>>);
+
 impl VersionScan {
-    fn row(row: fjall::Guard) -> Result<(Vec<u8>, i64, Option<Vec<u8>>), StateError> {
+    fn row(row: fjall::Guard) -> Result<VersionRow, StateError> {
         let (key, value) = row.into_inner().map_err(engine)?;
         let (prefix, height) = table::split_version_key(&key)?;
         Ok((prefix.to_vec(), height, table::read_version_value(&value)?.map(<[u8]>::to_vec)))

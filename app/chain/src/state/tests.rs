@@ -184,8 +184,10 @@ fn snapshots<S: CommitStore>(store: &S) {
     });
 }
 
+type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
+
 /// Random blocks over few keys, with the state after each.
-fn random_blocks(seed: u64, blocks: i64, per_block: u64) -> Vec<(WriteSet, BTreeMap<Vec<u8>, Vec<u8>>)> {
+fn random_blocks(seed: u64, blocks: i64, per_block: u64) -> Vec<(WriteSet, Rows)> {
     let mut rng = Rng::new(seed);
     let mut state = BTreeMap::new();
     let mut out = Vec::new();
@@ -211,7 +213,7 @@ fn random_blocks(seed: u64, blocks: i64, per_block: u64) -> Vec<(WriteSet, BTree
 }
 
 /// Every read that a view offers, against the model.
-fn assert_view(view: &dyn KvRead, model: &BTreeMap<Vec<u8>, Vec<u8>>, seed: u64) {
+fn assert_view(view: &dyn KvRead, model: &Rows, seed: u64) {
     let mut all: Vec<_> = model.clone().into_iter().collect();
     assert_eq!(rows(view, Order::Ascending), all);
     all.reverse();
@@ -238,7 +240,7 @@ fn history<S: CommitStore>(store: &S) {
     assert_view(&store.snapshot(), &blocks.last().unwrap().1, 99);
 }
 
-fn assert_proves<S: CommitStore>(store: &S, height: i64, app_hash: &Hash, state: &BTreeMap<Vec<u8>, Vec<u8>>) {
+fn assert_proves<S: CommitStore>(store: &S, height: i64, app_hash: &Hash, state: &Rows) {
     let mut asked: Vec<(&str, Vec<u8>)> = vec![("bank", b"never".to_vec()), ("auth", b"x".to_vec())];
     for key in state.keys().take(20) {
         let slash = key.iter().position(|b| *b == b'/').unwrap();
@@ -447,7 +449,7 @@ fn jmt_tree<'a>(pairs: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> (Hash, Moc
 }
 
 fn module_rows<'a>(
-    state: &'a BTreeMap<Vec<u8>, Vec<u8>>,
+    state: &'a Rows,
     module: &'a str,
 ) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
     state.iter().filter_map(move |(key, value)| {
@@ -456,7 +458,7 @@ fn module_rows<'a>(
     })
 }
 
-fn naive_app_hash(state: &BTreeMap<Vec<u8>, Vec<u8>>) -> Hash {
+fn naive_app_hash(state: &Rows) -> Hash {
     module_map_root(MODULES.iter().map(|m| (*m, jmt_tree(module_rows(state, m)).0)))
 }
 
@@ -822,7 +824,8 @@ fn contradictions_on_disk_are_found_when_opening() {
     let root_page = super::table::page_key(1, &Path::default(), 2);
     let record = |n: usize| [vec![3; 32], vec![0; 40 * n]].concat();
     let (good, short) = (record(5), record(4));
-    let cases: [(&str, &[u8], Option<&[u8]>, &str); 7] = [
+    type Case<'a> = (&'a str, &'a [u8], Option<&'a [u8]>, &'a str);
+    let cases: [Case<'_>; 7] = [
         ("flat", &[0], None, "flat table is at 0"),
         ("flat", &[0], Some(&h(1)), "flat table is at 1"),
         ("meta", b"latest", Some(&h(1)), "latest height is 1"),

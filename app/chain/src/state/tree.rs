@@ -268,11 +268,11 @@ impl Page {
     }
 
     fn entry(&self, index: usize) -> (Slot, Node) {
-        if let Some(r) = rank(self.leaf_map, index) {
-            if let Some([key, value, hash]) = self.body.get(3 * r..3 * r + 3) {
-                let leaf = Leaf { key: *key, value: *value };
-                return (Slot::Leaf(leaf), Node { kind: Kind::Leaf, hash: *hash });
-            }
+        if let Some(r) = rank(self.leaf_map, index)
+            && let Some([key, value, hash]) = self.body.get(3 * r..3 * r + 3)
+        {
+            let leaf = Leaf { key: *key, value: *value };
+            return (Slot::Leaf(leaf), Node { kind: Kind::Leaf, hash: *hash });
         }
         if let Some(r) = rank(self.inner_map, index) {
             let at = self.inners_at() + 2 * r;

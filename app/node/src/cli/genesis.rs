@@ -1,15 +1,18 @@
 //! `holdfastd genesis`: checking and filling the genesis file before the first block.
 
 use anyhow::Result;
+use holdfast_app::genesis::GenesisDoc;
+use holdfast_app::keys::PublicKey;
 use holdfast_proto::cosmos::base::v1beta1::Coin as PbCoin;
 use holdfast_proto::holdfast::auth::v1 as auth;
 use holdfast_proto::holdfast::bank::v1 as bank;
-use holdfast_proto::{Message, decode_strict};
+use holdfast_proto::holdfast::participants::v1 as participants;
+use holdfast_proto::{Message, Name, decode_strict};
 use holdfast_types::{Address, Coin, Hrp};
 use serde_json::json;
 
 use super::error::fail;
-use super::files::HomeArgs;
+use super::files::{Home, HomeArgs};
 use super::keys::Keyring;
 use super::output::{Format, Io};
 use super::{values, wiring};
@@ -27,6 +30,10 @@ enum GenesisCommand {
     Validate(ValidateArgs),
     /// Gives an account coins at genesis
     AddAccount(AddAccountArgs),
+    /// Registers a model at genesis
+    AddModel(AddModelArgs),
+    /// Registers an executor that serves from the first block, with collateral on top of what its account has
+    AddParticipant(AddParticipantArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -47,6 +54,40 @@ struct AddAccountArgs {
     coins: Coins,
     #[command(flatten)]
     home: HomeArgs,
+}
+
+#[derive(Debug, clap::Args)]
+struct AddModelArgs {
+    /// Id of the model, 1 to 64 letters, digits or . _ - / :
+    model: String,
+    #[command(flatten)]
+    home: HomeArgs,
+}
+
+#[derive(Debug, clap::Args)]
+struct AddParticipantArgs {
+    /// Name of a key in the keyring, or an address together with --validator-key
+    account: String,
+    /// Models it serves, with commas; new ones are registered
+    #[arg(long, value_name = "MODELS", required = true, value_delimiter = ',')]
+    models: Vec<String>,
+    /// Collateral such as 1000uhold; the weight is collateral / collateral_per_weight
+    #[arg(long, value_name = "COIN", value_parser = values::coin)]
+    collateral: Coin,
+    /// Compressed secp256k1 key in hex [default: the account's own]
+    #[arg(long, value_name = "HEX", value_parser = public_key)]
+    validator_key: Option<PublicKey>,
+    /// URL under which it serves
+    #[arg(long, value_name = "URL", default_value = "")]
+    host_url: String,
+    #[command(flatten)]
+    home: HomeArgs,
+}
+
+fn public_key(text: &str) -> Result<PublicKey, String> {
+    let bytes = hex::decode(text.strip_prefix("0x").unwrap_or(text));
+    let bytes = bytes.map_err(|_| "give the 33 bytes of a compressed secp256k1 key in hex".to_owned())?;
+    PublicKey::from_bytes(&bytes).map_err(|e| e.to_string())
 }
 
 #[derive(Debug, Clone)]
@@ -72,38 +113,159 @@ pub(crate) fn run(args: &GenesisArgs, io: &mut Io<'_>) -> Result<()> {
             io.print(&value, args.output)
         }
         GenesisCommand::AddAccount(args) => add_account(args),
+        GenesisCommand::AddModel(args) => {
+            let mut file = File::open(&args.home)?;
+            let mut state: participants::GenesisState = file.module("participants")?;
+            add_model(&mut state, &args.model);
+            file.set("participants", &state)?;
+            file.save()
+        }
+        GenesisCommand::AddParticipant(args) => add_participant(args),
+    }
+}
+
+/// The genesis file of a home while it is being changed.
+struct File {
+    home: Home,
+    doc: GenesisDoc,
+    hrp: Hrp,
+}
+
+impl File {
+    fn open(home: &HomeArgs) -> Result<Self> {
+        let home = home.home()?;
+        let (doc, hrp) = (wiring::read_genesis(&home)?, wiring::genesis_hrp(&home)?);
+        Ok(Self { home, doc, hrp })
+    }
+
+    fn bad(&self, module: &str, text: impl std::fmt::Display) -> anyhow::Error {
+        fail(27, format!("{}: app_state.{module}", self.home.genesis().display()), text.to_string())
+    }
+
+    fn module<M: Message + Name + Default>(&self, module: &str) -> Result<M> {
+        let bytes = self.doc.module(module).map_err(|e| self.bad(module, e))?;
+        decode_strict(&bytes).map_err(|e| self.bad(module, e))
+    }
+
+    fn set(&mut self, module: &str, state: &impl Message) -> Result<()> {
+        let set = self.doc.set_module(module, &state.encode_to_vec());
+        set.map_err(|e| self.bad(module, e))
+    }
+
+    /// A file that was bad before, or would be now, is left as it was.
+    fn save(&self) -> Result<()> {
+        wiring::validate_genesis(&self.doc, &self.home)?;
+        wiring::write_genesis(&self.home, &self.doc)
+    }
+
+    /// An address, or the name of a key with its public key.
+    fn account(&self, text: &str) -> Result<(Address, Option<PublicKey>)> {
+        match Address::parse(text, &self.hrp) {
+            Ok(address) => Ok((address, None)),
+            // A text with the separator of bech32 is meant as an address; its own error says more.
+            Err(e) if text.starts_with(&format!("{}1", self.hrp.as_str())) => {
+                Err(fail(12, "ACCOUNT", format!("{text:?}: {e}")))
+            }
+            Err(_) => {
+                let key = Keyring::new(&self.home).get(text)?;
+                Ok((key.address(), Some(key.public_key())))
+            }
+        }
+    }
+
+    /// Gives the address coins, and an account if `signs`.
+    fn credit(&mut self, address: Address, coins: &[Coin], signs: bool) -> Result<()> {
+        if signs {
+            let mut state: auth::GenesisState = self.module("auth")?;
+            add_to_auth(&mut state, address, &self.hrp).map_err(|text| self.bad("auth", text))?;
+            self.set("auth", &state)?;
+        }
+        let mut state: bank::GenesisState = self.module("bank")?;
+        add_to_bank(&mut state, address, coins, &self.hrp).map_err(|text| self.bad("bank", text))?;
+        self.set("bank", &state)
     }
 }
 
 fn add_account(args: &AddAccountArgs) -> Result<()> {
-    let home = args.home.home()?;
-    let mut doc = wiring::read_genesis(&home)?;
-    let hrp = wiring::genesis_hrp(&home)?;
-    let address = match Address::parse(&args.account, &hrp) {
-        Ok(address) => address,
-        // A text with the separator of bech32 is meant as an address; its own error says more.
-        Err(e) if args.account.starts_with(&format!("{}1", hrp.as_str())) => {
-            return Err(fail(12, "ACCOUNT", format!("{:?}: {e}", args.account)));
-        }
-        Err(_) => Keyring::new(&home).get(&args.account)?.address(),
+    let mut file = File::open(&args.home)?;
+    let (address, _) = file.account(&args.account)?;
+    file.credit(address, &args.coins.0, true)?;
+    file.save()
+}
+
+fn add_participant(args: &AddParticipantArgs) -> Result<()> {
+    let mut file = File::open(&args.home)?;
+    let (address, own_key) = file.account(&args.account)?;
+    let Some(key) = args.validator_key.or(own_key) else {
+        return Err(fail(
+            14,
+            "--validator-key",
+            "must be given with an address; a key of the keyring brings its own",
+        ));
     };
-    let bad = |module: &str, text: String| {
-        fail(27, format!("{}: app_state.{module}", home.genesis().display()), text)
+    let mut state: participants::GenesisState = file.module("participants")?;
+    let params = state.params.clone().unwrap_or_default();
+    let Coin { denom, amount } = &args.collateral;
+    if *denom != params.collateral_denom {
+        let rule = format!("{denom:?}: collateral is paid in {}", params.collateral_denom);
+        return Err(fail(12, "--collateral", rule));
+    }
+    let per_weight = Coin::parse_amount(&params.collateral_per_weight);
+    let per_weight =
+        per_weight.map_err(|e| file.bad("participants", format!("params.collateral_per_weight: {e}")))?;
+    let weight = amount.checked_div(per_weight).and_then(|weight| u64::try_from(weight).ok());
+    let Some(weight) = weight.filter(|weight| *weight > 0) else {
+        let rule =
+            format!("{amount}: give at least {per_weight}, one unit of weight, and at most 2^64 - 1 of them");
+        return Err(fail(12, "--collateral", rule));
     };
+    let rows = state.participants.iter().map(|row| row.address.as_str());
+    let Err(at) = place(rows, address, &file.hrp).map_err(|text| file.bad("participants", text))? else {
+        return Err(fail(12, "ACCOUNT", format!("{:?} is a participant already", args.account)));
+    };
+    let (mut models, bech32) = (args.models.clone(), address.to_bech32(&file.hrp));
+    models.sort();
+    models.dedup();
+    state.participants.insert(
+        at,
+        participants::Participant {
+            address: bech32.clone(),
+            validator_key: key.to_bytes().to_vec(),
+            host_url: args.host_url.clone(),
+            models: models.clone(),
+            collateral: amount.to_string(),
+            unbonding: "0".into(),
+            status: participants::ParticipantStatus::Active.into(),
+            ..participants::Participant::default()
+        },
+    );
+    for model in models {
+        add_model(&mut state, &model);
+        let participant = bech32.clone();
+        let member = participants::GenesisMember {
+            model,
+            participant,
+            weight,
+            next_weight: weight,
+            ..Default::default()
+        };
+        state.members.push(member);
+    }
+    // By model, then by raw address.
+    let hrp = file.hrp.clone();
+    state.members.sort_by_key(|row| (row.model.clone(), Address::parse(&row.participant, &hrp).ok()));
+    file.set("participants", &state)?;
+    file.credit(address, &[], true)?;
+    // The module holds what participants have bonded.
+    file.credit(Address::module("participants"), std::slice::from_ref(&args.collateral), false)?;
+    file.save()
+}
 
-    let state = doc.module("auth").map_err(|e| bad("auth", e.to_string()))?;
-    let mut state: auth::GenesisState = decode_strict(&state)?;
-    add_to_auth(&mut state, address, &hrp).map_err(|text| bad("auth", text))?;
-    doc.set_module("auth", &state.encode_to_vec())?;
-
-    let state = doc.module("bank").map_err(|e| bad("bank", e.to_string()))?;
-    let mut state: bank::GenesisState = decode_strict(&state)?;
-    add_to_bank(&mut state, address, &args.coins.0, &hrp).map_err(|text| bad("bank", text))?;
-    doc.set_module("bank", &state.encode_to_vec())?;
-
-    // A file that was bad before, or is now, is left as it was.
-    wiring::validate_genesis(&doc, &home)?;
-    wiring::write_genesis(&home, &doc)
+/// Registers a model, unless it is.
+fn add_model(state: &mut participants::GenesisState, model: &str) {
+    if let Err(at) = state.models.binary_search_by(|row| row.id.as_str().cmp(model)) {
+        state.models.insert(at, participants::Model { id: model.to_owned() });
+    }
 }
 
 /// Gives the address an account, unless it has one. Rows stay sorted by raw address.
@@ -126,6 +288,10 @@ fn add_to_bank(
     coins: &[Coin],
     hrp: &Hrp,
 ) -> Result<(), String> {
+    // A row without coins is refused by the module.
+    if coins.is_empty() {
+        return Ok(());
+    }
     let rows = state.balances.iter().map(|row| row.address.as_str());
     let at = match place(rows, address, hrp)? {
         Ok(at) => at,

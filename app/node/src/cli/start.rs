@@ -21,6 +21,9 @@ pub(crate) struct StartArgs {
     /// IP and port of the gRPC server, before `grpc.address` of app.toml; port 0 takes a free one
     #[arg(long, env = "HOLDFASTD_GRPC_LISTEN", value_name = "ADDR", value_parser = values::listen)]
     grpc_listen: Option<SocketAddr>,
+    /// IP and port of the Prometheus endpoint; without it no metrics are kept
+    #[arg(long, env = "HOLDFASTD_METRICS_LISTEN", value_name = "ADDR", value_parser = values::listen)]
+    metrics_listen: Option<SocketAddr>,
     /// Seconds between two blocks, 0.01 to 3600, before `solo.block-seconds` of app.toml
     #[arg(long, env = "HOLDFASTD_BLOCK_SECONDS", value_name = "S", value_parser = values::block_time)]
     block_seconds: Option<Duration>,
@@ -52,6 +55,8 @@ pub struct StartConfig {
     pub validator: Address,
     /// Where the gRPC server listens; port 0 takes a free one.
     pub grpc_listen: SocketAddr,
+    /// Where the Prometheus endpoint listens; `None`: nowhere.
+    pub metrics_listen: Option<SocketAddr>,
     /// Time between two blocks.
     pub block_time: Duration,
     /// Least gas price taken into the pool, in 10^-12 base units a gas unit.
@@ -80,6 +85,7 @@ pub(crate) fn config(args: &StartArgs) -> Result<StartConfig> {
         moniker: file.moniker,
         validator: init::validator_key(&home)?.address(),
         grpc_listen: args.grpc_listen.unwrap_or(file.grpc_listen),
+        metrics_listen: args.metrics_listen,
         block_time: args.block_seconds.unwrap_or(file.block_time),
         min_gas_price,
         mempool: file.mempool,

@@ -335,6 +335,8 @@ const BAD_VALUES: &[(&str, &str, &str)] = &[
     ("--output", "yaml", "query bank total-supply"),
     ("--output", "yaml", "version --long"),
     ("--output", "yaml", "genesis validate"),
+    ("--collateral", "much", "genesis add-participant a --models m"),
+    ("--validator-key", "02", "genesis add-participant a --models m --collateral 1uhold"),
 ];
 
 #[test]
@@ -373,7 +375,18 @@ fn every_flag_that_takes_a_value_has_a_bad_one_in_these_tests() {
     walk(&built(), &mut flags);
     let tested: BTreeSet<String> = BAD_VALUES.iter().map(|(flag, ..)| (*flag).to_owned()).collect();
     // Each of these has a test of its own below or above.
-    let own = ["--memo", "--home", "--trace", "--executors", "--report", "--from", "--json", "--json-file"];
+    let own = [
+        "--memo",
+        "--home",
+        "--trace",
+        "--executors",
+        "--report",
+        "--from",
+        "--json",
+        "--json-file",
+        "--models",
+        "--host-url",
+    ];
     let known: BTreeSet<String> = tested.into_iter().chain(own.map(str::to_owned)).collect();
     assert_eq!(flags, known);
 }
@@ -688,6 +701,64 @@ fn genesis_accounts_keep_the_file_sorted_and_the_supply_true() {
     add("nobody", "1uhold").refused(33, &["nobody"]);
     let wrong = addresses[0].replacen("hold1", "hold1q", 1);
     add(&wrong, "1uhold").refused(12, &["ACCOUNT", "bech32"]);
+}
+
+#[test]
+fn genesis_participants_bring_their_models_their_weight_and_their_collateral() {
+    let (_dir, home) = home();
+    run(&["init", "n", "--home", &home, "--chain-id", "test-1"]).json();
+    let mut addresses = Vec::new();
+    for name in ["a", "b"] {
+        let key = run(&["keys", "add", name, "--home", &home]).json();
+        addresses.push(key["address"].as_str().unwrap().to_owned());
+    }
+    let path = Path::new(&home).join("config/genesis.json");
+    // Two coins a unit of weight, so that weight and collateral cannot be mixed up.
+    let mut doc: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    let params = &mut doc["app_state"]["participants"]["params"];
+    params["collateral_per_weight"] = json!("2");
+    params["collateral_denom"] = json!("uhold");
+    fs::write(&path, doc.to_string()).unwrap();
+    let add = |account: &str, more: &[&str]| {
+        let words = ["genesis", "add-participant", account, "--home", &home];
+        run(&[&words[..], more].concat())
+    };
+    assert_eq!(run(&["genesis", "add-model", "z", "--home", &home]).failure, None);
+    assert_eq!(add("a", &["--models", "m,k", "--collateral", "21uhold"]).failure, None);
+    assert_eq!(
+        add("b", &["--models", "m", "--collateral", "8uhold", "--host-url", "http://b:1"]).failure,
+        None
+    );
+    assert_eq!(run(&["genesis", "validate", "--home", &home]).failure, None);
+    let text = fs::read_to_string(&path).unwrap();
+    let doc: Value = serde_json::from_str(&text).unwrap();
+    let state = &doc["app_state"]["participants"];
+    assert_eq!(state["models"], json!([{"id": "k"}, {"id": "m"}, {"id": "z"}]));
+    let mut weights: Vec<(Value, Value, Value)> = state["members"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| (row["model"].clone(), row["participant"].clone(), row["weight"].clone()))
+        .collect();
+    weights.sort_by_key(|row| (row.0.to_string(), row.2.to_string()));
+    let (a, b) = (&addresses[0], &addresses[1]);
+    let expected = [("k", a, "10"), ("m", a, "10"), ("m", b, "4")];
+    assert_eq!(weights, expected.map(|(model, who, weight)| (json!(model), json!(who), json!(weight))));
+    assert_eq!(doc["app_state"]["bank"]["supply"], json!([{"denom": "uhold", "amount": "29"}]));
+    assert_eq!(doc["app_state"]["bank"]["balances"].as_array().unwrap().len(), 1);
+    assert_eq!(doc["app_state"]["auth"]["next_account_number"], json!("2"));
+
+    add("a", &["--models", "m", "--collateral", "2uhold"]).refused(12, &["ACCOUNT", "already"]);
+    let fresh = run(&["keys", "add", "c", "--home", &home]).json();
+    let fresh = fresh["address"].as_str().unwrap();
+    add(fresh, &["--models", "m", "--collateral", "2uhold"]).refused(14, &["--validator-key"]);
+    add("c", &["--models", "m", "--collateral", "1uhold"]).refused(12, &["--collateral", "at least 2"]);
+    add("c", &["--models", "m", "--collateral", "2uatom"]).refused(12, &["--collateral", "uhold"]);
+    add("c", &["--models", "no model", "--collateral", "2uhold"]).refused(27, &["participants", "models"]);
+    let long = "u".repeat(2000);
+    add("c", &["--models", "m", "--collateral", "2uhold", "--host-url", &long]).refused(27, &["host_url"]);
+    run(&["genesis", "add-model", "no model", "--home", &home]).refused(27, &["participants", "models"]);
+    assert_eq!(fs::read_to_string(&path).unwrap(), text);
 }
 
 fn account_answer(number: u64, sequence: u64) -> Answer {

@@ -1,6 +1,7 @@
 //! Where the command line meets the rest: the node's engine, the devnet, the genesis document, the gRPC client and the
 //! system's randomness and clock.
 
+use std::io::IsTerminal;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
@@ -23,7 +24,9 @@ use crate::devnet::config::DevnetConfig;
 /// Runs the solo engine until it is told to stop. `log` has the form of `RUST_LOG`.
 pub(crate) fn start(config: StartConfig, log: EnvFilter) -> Result<()> {
     // A second subscriber in one process is refused; the first one then serves.
-    let _ = tracing_subscriber::fmt().with_env_filter(log).with_writer(std::io::stderr).try_init();
+    let colours = std::io::stderr().is_terminal();
+    let log = tracing_subscriber::fmt().with_env_filter(log).with_writer(std::io::stderr).with_ansi(colours);
+    let _ = log.try_init();
     runtime()?.block_on(crate::solo::start(config))
 }
 

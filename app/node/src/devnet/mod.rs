@@ -2,23 +2,20 @@
 
 mod clients;
 pub mod config;
-mod driver;
+pub mod driver;
 pub mod executors;
-mod genesis;
-mod html;
+pub mod genesis;
+pub mod html;
 pub mod report;
-mod svg;
+pub mod svg;
 mod terminal;
 pub mod trace;
-mod view;
+pub mod view;
 pub mod workload;
 
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-
-pub use driver::default_blocks;
-pub use genesis::{Accounts, document, preset_params};
 
 use config::{DevnetConfig, Preset, Source};
 use report::Report;

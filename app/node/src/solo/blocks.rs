@@ -128,7 +128,7 @@ impl BlockStore {
         Ok(self.db.persist(PersistMode::SyncAll)?)
     }
 
-    /// Stores the results of a block's transactions. Made durable by the next block, and made again if the block is executed
+    /// Stores the results of a block's transactions and waits until they are on disk; made again if the block is executed
     /// again.
     pub fn save_results<'a>(
         &self,
@@ -141,7 +141,11 @@ impl BlockStore {
             let stored = StoredTx { height, index, result: result.into() };
             batch.insert(&self.txs, hash, borsh::to_vec(&stored).unwrap_or_default());
         }
-        Ok(batch.commit()?)
+        if batch.is_empty() {
+            return Ok(());
+        }
+        batch.commit()?;
+        Ok(self.db.persist(PersistMode::SyncAll)?)
     }
 
     /// The transaction with this hash.

@@ -84,10 +84,7 @@ impl<S: CommitStore> Engine<S> {
                 let hashes: Vec<TxHash> = last.txs.iter().map(|raw| tx_hash(raw)).collect();
                 blocks.save_results(last.height, hashes.into_iter().zip(&finalized.tx_results))?;
                 app.commit()?;
-            } else if last.height == state {
-                // Results are synced with the next block; make them again where the crash took them.
-                tracing::debug!(height = state, "block store and state agree");
-            } else {
+            } else if last.height != state {
                 return Err(EngineError::Apart { state, blocks: last.height });
             }
         } else if state > 0 {

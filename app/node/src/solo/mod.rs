@@ -3,6 +3,7 @@
 mod backend;
 mod blocks;
 mod engine;
+pub mod telemetry;
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -51,6 +52,10 @@ pub async fn start(config: StartConfig) -> Result<()> {
         .await
         .with_context(|| format!("grpc: cannot listen on {}; is the port in use?", config.grpc_listen))?;
     println!("gRPC listens on {}", listener.local_addr()?);
+    if let Some(addr) = config.metrics_listen {
+        telemetry::install(addr)?;
+        println!("metrics at http://{addr}/metrics");
+    }
     let backend = Arc::new(NodeBackend::new(engine.clone(), &config.moniker, &config.validator.0));
     let (stop, stopped) = tokio::sync::watch::channel(false);
     let shutdown = |mut stopped: tokio::sync::watch::Receiver<bool>| async move {
@@ -81,7 +86,15 @@ async fn make_blocks(engine: &Arc<Engine<DiskStore>>, config: &StartConfig) -> R
         let (engine, last) = (engine.clone(), engine.blocks().latest()?.map_or(0, |block| block.time_ns));
         // Block time never runs backwards, whatever the clock does.
         let time_ns = now.max(last.saturating_add(1));
-        let block = tokio::task::spawn_blocking(move || engine.produce(time_ns)).await??;
+        let metered = config.metrics_listen.is_some();
+        let block = tokio::task::spawn_blocking(move || {
+            let block = engine.produce(time_ns)?;
+            if metered {
+                telemetry::record(&engine, &block)?;
+            }
+            Ok::<_, anyhow::Error>(block)
+        });
+        let block = block.await??;
         let (height, txs) = (block.block.height, block.block.txs.len());
         let app_hash = hex::encode_upper(block.finalized.app_hash);
         tracing::info!(height, txs, app_hash, "committed block");

@@ -80,22 +80,30 @@ impl Excuse {
     }
 }
 
-/// Reads of the registry and of epoch groups.
+/// Reads of the registry and of epoch groups. [`Self::models`] and [`Self::members`] are enough to begin with; a
+/// registry of some size answers the others by key, for the breaker asks them in every block.
 pub trait ParticipantsRead {
     /// Whether the model is registered.
-    fn has_model(&self, store: &dyn KvRead, model: &str) -> Result<bool, StoreError>;
+    fn has_model(&self, store: &dyn KvRead, model: &str) -> Result<bool, StoreError> {
+        Ok(self.models(store)?.iter().any(|m| m == model))
+    }
 
-    /// Whether the address is a registered participant.
-    fn has_participant(&self, store: &dyn KvRead, participant: &Address) -> Result<bool, StoreError>;
+    /// Whether the address is a registered participant. By default everybody is; who is in no group gets no work.
+    fn has_participant(&self, _store: &dyn KvRead, _participant: &Address) -> Result<bool, StoreError> {
+        Ok(true)
+    }
 
-    /// Place of `participant` in `model`'s group of `block.epoch`.
+    /// Place of `participant` in `model`'s group of `block.epoch`. By default looked up in [`Self::members`].
     fn standing(
         &self,
         store: &dyn KvRead,
         block: &BlockContext,
         model: &str,
         participant: &Address,
-    ) -> Result<Standing, StoreError>;
+    ) -> Result<Standing, StoreError> {
+        let members = self.members(store, block, model)?;
+        Ok(members.into_iter().find(|(a, _)| a == participant).map(|(_, standing)| standing).unwrap_or_default())
+    }
 
     /// Every member of `model`'s group of `block.epoch`, by ascending address. Queries only: O(members).
     fn members(
@@ -108,16 +116,18 @@ pub trait ParticipantsRead {
     /// Every registered model, ascending; at most `max_models`.
     fn models(&self, store: &dyn KvRead) -> Result<Vec<String>, StoreError>;
 
-    /// Whether work given at `from` and unanswered at `to` (both inclusive) is excused.
+    /// Whether work given at `from` and unanswered at `to` (both inclusive) is excused. By default nothing is.
     fn excuse(
         &self,
-        store: &dyn KvRead,
-        block: &BlockContext,
-        model: &str,
-        participant: &Address,
-        from: Height,
-        to: Height,
-    ) -> Result<Option<Excuse>, StoreError>;
+        _store: &dyn KvRead,
+        _block: &BlockContext,
+        _model: &str,
+        _participant: &Address,
+        _from: Height,
+        _to: Height,
+    ) -> Result<Option<Excuse>, StoreError> {
+        Ok(None)
+    }
 }
 
 /// Writes that x/inference asks of x/participants.

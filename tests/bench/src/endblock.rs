@@ -1,0 +1,176 @@
+//! The end of a block with a hundred touched entries, among more and more participants.
+//!
+//! `keeper`: the breaker's own step over a store in memory that holds an entry of every participant. `app`: FinalizeBlock of the
+//! whole application for a block without transactions in which a hundred inferences expire: expiry, refunds, statistics,
+//! judge, and the new state root. The parameters let no rule be met, so that every block does the same.
+
+use anyhow::{Result, ensure};
+use holdfast_breaker::Keeper;
+use holdfast_testkit::{StaticGroup, TestChain, addr_n};
+use holdfast_types::traits::{InferenceHooks, InferenceOutcome, Stamp};
+use holdfast_types::{Address, ValidationParams};
+
+use crate::measure::{Took, timed};
+use crate::scene::{MODEL, Scene, all_succeeded};
+use crate::{Outcome, Row, median};
+
+/// Entries touched in a block.
+const TOUCHED: usize = 100;
+/// How much more the step may take among the most participants than among the fewest.
+const FLAT: f64 = 1.5;
+
+/// How much to do.
+#[derive(Debug, Clone)]
+pub struct Size {
+    /// Numbers of participants for the keeper, ascending.
+    pub keeper: &'static [usize],
+    /// Numbers of participants for the application, ascending.
+    pub app: &'static [usize],
+    /// Blocks measured, of which the median counts.
+    pub blocks: usize,
+}
+
+impl Size {
+    /// The published one.
+    pub const FULL: Self =
+        Self { keeper: &[100, 1_000, 10_000, 100_000], app: &[100, 1_000, 10_000, 100_000], blocks: 41 };
+    /// A check that everything runs.
+    pub const QUICK: Self = Self { keeper: &[100, 1_000], app: &[100, 200], blocks: 3 };
+}
+
+fn lenient() -> ValidationParams {
+    ValidationParams {
+        health_cb_consecutive_misses: 0,
+        health_cb_min_samples: u64::MAX,
+        ..ValidationParams::recommended()
+    }
+}
+
+/// Runs both, every number of participants.
+pub fn run(size: &Size) -> Result<Outcome> {
+    let mut rows = Vec::new();
+    let mut details = serde_json::Map::new();
+    type Measure = fn(usize, usize) -> Result<Vec<Took>>;
+    for (name, participants, measure) in
+        [("keeper", size.keeper, keeper as Measure), ("app", size.app, app as Measure)]
+    {
+        let mut cpu = Vec::new();
+        for &count in participants {
+            let took = measure(count, size.blocks)?;
+            let wall: Vec<f64> = took.iter().map(|t| t.wall_us(1)).collect();
+            let busy: Vec<f64> = took.iter().map(|t| t.cpu_us(1)).collect();
+            rows.push(Row::new(&format!("endblock.{name}.{count}"), "us", median(&wall)));
+            rows.push(Row::new(&format!("endblock.{name}.{count}.cpu"), "us", median(&busy)));
+            cpu.push(median(&busy));
+            details.insert(format!("{name}.{count}"), serde_json::json!({ "wall_us": wall, "cpu_us": busy }));
+        }
+        if let (Some(first), Some(few), Some(many)) = (cpu.first(), participants.first(), participants.last()) {
+            let worst = cpu.iter().copied().fold(0.0, f64::max) / first;
+            let name = format!("endblock.{name}.flat_{few}_to_{many}");
+            rows.push(Row::new(&name, "times", worst).at_most(FLAT));
+        }
+    }
+    Ok(Outcome { rows, details: details.into() })
+}
+
+/// The participants touched in block `number`: spread evenly, others in each block.
+fn touched(number: usize, participants: usize) -> impl Iterator<Item = usize> {
+    let step = (participants / TOUCHED).max(1);
+    (0..TOUCHED).map(move |i| (number + i * step) % participants)
+}
+
+fn keeper(participants: usize, blocks: usize) -> Result<Vec<Took>> {
+    let address = |i: usize| -> Address { addr_n(i as u64 + 1) };
+    let mut group = StaticGroup::new();
+    for i in 0..participants {
+        group.add_member(MODEL, address(i), 80 + 10 * (i as u64 % 5));
+    }
+    let breaker = Keeper::new(&group);
+    let mut chain = TestChain::new(1);
+    chain.block.params = lenient();
+    chain.ctx(|ctx| breaker.start_epoch(ctx, &group.totals()))?;
+    let outcome = |i: usize| InferenceOutcome {
+        inference_id: format!("i{i}"),
+        model: MODEL.into(),
+        executor: address(i),
+        stamp: Stamp { epoch: 0, generation: 0, evidence: true },
+    };
+    // An entry of everybody first.
+    chain.ctx(|ctx| -> Result<()> {
+        for i in 0..participants {
+            breaker.after_inference_finished(ctx, &outcome(i))?;
+        }
+        Ok(breaker.end_block(ctx)?)
+    })?;
+    let mut times = Vec::new();
+    for number in 0..blocks {
+        chain.block.height += 1;
+        let took = chain.ctx(|ctx| -> Result<Took> {
+            for (at, i) in touched(number, participants).enumerate() {
+                match at % 5 {
+                    0 => breaker.after_inference_missed(ctx, &outcome(i))?,
+                    _ => breaker.after_inference_finished(ctx, &outcome(i))?,
+                }
+            }
+            let (done, took) = timed(|| breaker.end_block(ctx));
+            done?;
+            Ok(took)
+        })?;
+        ensure!(chain.take_events().is_empty(), "a rule was met");
+        times.push(took);
+    }
+    Ok(times)
+}
+
+/// Starts of several blocks in a row; as many empty blocks that wait; then the blocks in which they expire, which are timed.
+fn app(participants: usize, blocks: usize) -> Result<Vec<Took>> {
+    let params = lenient();
+    let wait = usize::try_from(params.expiration_blocks)?;
+    let in_a_row = (wait / 2).min(blocks.max(1));
+    let mut scene = Scene::new(TOUCHED, participants, Some(params))?;
+    let mut times = Vec::new();
+    let mut number = 0;
+    while times.len() < blocks {
+        for _ in 0..in_a_row {
+            let mut txs = Vec::new();
+            for (at, executor) in touched(number, participants).enumerate() {
+                txs.push(scene.start(at, executor, &format!("bench-{number}-{at}"))?);
+            }
+            number += 1;
+            let block = scene.block(txs);
+            all_succeeded(&scene.app.finalize_block(&block)?)?;
+            scene.app.commit()?;
+        }
+        for _ in in_a_row..wait {
+            let block = scene.block(Vec::new());
+            scene.app.finalize_block(&block)?;
+            scene.app.commit()?;
+        }
+        for _ in 0..in_a_row {
+            let block = scene.block(Vec::new());
+            let (finalized, took) = timed(|| scene.app.finalize_block(&block));
+            let expired = "holdfast.inference.v1.EventInferenceMissed";
+            let misses = finalized?.events.iter().filter(|event| event.kind == expired).count();
+            ensure!(misses == TOUCHED, "{misses} inferences expired instead of {TOUCHED}");
+            scene.app.commit()?;
+            times.push(took);
+        }
+    }
+    Ok(times)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hundred_entries_are_touched_in_keeper_and_application() {
+        let outcome = run(&Size { keeper: &[100, 300], app: &[100], blocks: 1 }).unwrap();
+        assert!(outcome.rows.iter().all(|row| row.value > 0.0));
+        assert!(outcome.rows.iter().any(|row| row.name == "endblock.keeper.flat_100_to_300"));
+        let mut seen: Vec<usize> = touched(7, 1_000).collect();
+        seen.sort();
+        seen.dedup();
+        assert_eq!(seen.len(), TOUCHED);
+    }
+}
