@@ -14,7 +14,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use holdfast_proto::Message;
 use holdfast_proto::cosmos::base::abci::v1beta1::TxMsgData;
 use holdfast_store::{BranchKv, GasConfig, GasMeter, KvRead, MeteredKv, StoreError, WriteSet};
-use holdfast_types::{BlockContext, Context, Event, Height, ModuleError, QueryError, QueryKind, ValidationParams, sdk};
+use holdfast_types::{
+    BlockContext, Context, Event, Height, Hrp, ModuleError, QueryError, QueryKind, ValidationParams, sdk,
+};
 use thiserror::Error;
 
 use crate::ante::{AnteEnv, AnteMode, AnteOutcome, ante, gas_price, signature_checks};
@@ -34,6 +36,9 @@ pub const PANIC: (&str, u32) = ("undefined", 111_222);
 
 /// Signatures remembered between `check_tx` and the block.
 const SIGNATURES_KEPT: std::num::NonZero<usize> = std::num::NonZero::new(100_000).unwrap();
+
+/// Transactions a thread should at least decode; below that, starting it costs more than it brings.
+const DECODES_PER_THREAD: usize = 32;
 
 /// Why a consensus step cannot go on. All are fatal for the node: the chain stands still rather than guess.
 #[derive(Debug, Error)]
@@ -291,12 +296,12 @@ impl<S: CommitStore> App<S> {
         let shared = &self.shared;
         let snapshot = shared.store.snapshot();
         let mut branch = BranchKv::with_writes(&snapshot, self.genesis.clone());
-        shared.warm(&branch, txs);
-        let mut waiting: Vec<_> =
-            txs.iter().filter_map(|raw| shared.candidate(&branch, raw)).collect();
+        shared.warm(&branch, &decode_all(txs, &shared.chain.hrp));
+        let mut waiting: Vec<_> = txs.iter().filter_map(|raw| shared.candidate(&branch, raw)).collect();
         waiting.sort_by_key(|(good, tx)| (!*good, Reverse(tx.price()), *tx.hash()));
         let size = txs.len().max(1);
-        let mut pool = Mempool::new(MempoolConfig { max_txs: size, max_bytes: usize::MAX, max_per_signer: size });
+        let mut pool =
+            Mempool::new(MempoolConfig { max_txs: size, max_bytes: usize::MAX, max_per_signer: size });
         for (_, tx) in waiting {
             // What the pool refuses cannot be ordered beside the others; it waits for another block.
             let _ = pool.insert(tx);
@@ -349,16 +354,16 @@ impl<S: CommitStore> App<S> {
             ..shared.chain.clone()
         };
         let composition = &shared.options.composition;
-        let context =
-            composition.begin_block(&mut Context::new(&context, &mut branch, &mut events))?;
+        let context = composition.begin_block(&mut Context::new(&context, &mut branch, &mut events))?;
         let mut block_events = with_mode(&mut events, "BeginBlock");
-        shared.warm(&branch, &block.txs);
+        let txs = decode_all(&block.txs, &context.hrp);
+        shared.warm(&branch, &txs);
         #[cfg(test)]
         self.run_authority(Moment::BeforeTransactions, &context, &mut branch, &mut events);
         let mut gas_left = shared.settings.max_block_gas;
-        let mut tx_results = Vec::with_capacity(block.txs.len());
-        for raw in &block.txs {
-            let result = shared.deliver(&context, &mut branch, raw, gas_left);
+        let mut tx_results = Vec::with_capacity(txs.len());
+        for tx in &txs {
+            let result = shared.deliver(&context, &mut branch, tx, gas_left);
             gas_left = gas_left.map(|left| left.saturating_sub(result.gas_used));
             tx_results.push(result);
         }
@@ -412,7 +417,8 @@ impl<S: CommitStore> App<S> {
         doc.fee_denom.clone_from(&shared.settings.fee_denom);
         let block = &mut doc.consensus.params.block;
         block.max_bytes = i64::try_from(shared.settings.max_block_bytes).unwrap_or(i64::MAX);
-        block.max_gas = shared.settings.max_block_gas.map_or(-1, |gas| i64::try_from(gas).unwrap_or(i64::MAX));
+        block.max_gas =
+            shared.settings.max_block_gas.map_or(-1, |gas| i64::try_from(gas).unwrap_or(i64::MAX));
         for module in shared.options.composition.modules() {
             doc.set_module(module.name(), &module.export_genesis(&*view.state, &shared.chain.hrp)?)?;
         }
@@ -422,6 +428,24 @@ impl<S: CommitStore> App<S> {
 
 fn with_mode(events: &mut Vec<Event>, mode: &str) -> Vec<Event> {
     std::mem::take(events).into_iter().map(|event| event.with("mode", mode)).collect()
+}
+
+/// Decodes transactions on all cores, each once for the whole block: decompressing its keys is most of the work.
+fn decode_all(txs: &[Vec<u8>], hrp: &Hrp) -> Vec<Result<DecodedTx, ModuleError>> {
+    let decode = |txs: &[Vec<u8>]| -> Vec<_> { txs.iter().map(|raw| DecodedTx::decode(raw, hrp)).collect() };
+    let share = txs.len().div_ceil(cores().get()).max(DECODES_PER_THREAD);
+    let mut shares = txs.chunks(share);
+    // The calling thread takes the first share, which for a small block is all of it.
+    let own = shares.next().unwrap_or_default();
+    std::thread::scope(|scope| {
+        let others: Vec<_> = shares.map(|txs| (txs, scope.spawn(move || decode(txs)))).collect();
+        let mut decoded = decode(own);
+        for (txs, other) in others {
+            // A share whose thread panicked is decoded here, where the panic takes its usual course.
+            decoded.extend(other.join().unwrap_or_else(|_| decode(txs)));
+        }
+        decoded
+    })
 }
 
 impl<S: CommitStore> Shared<S> {
@@ -458,11 +482,11 @@ impl<S: CommitStore> Shared<S> {
     }
 
     /// Verifies the signatures of `txs` that are not known yet, on all cores.
-    fn warm(&self, store: &dyn KvRead, txs: &[Vec<u8>]) {
+    fn warm(&self, store: &dyn KvRead, txs: &[Result<DecodedTx, ModuleError>]) {
         let checks = txs
             .iter()
-            .filter_map(|raw| DecodedTx::decode(raw, &self.chain.hrp).ok())
-            .flat_map(|tx| signature_checks(store, &self.settings.chain_id, &tx))
+            .flatten()
+            .flat_map(|tx| signature_checks(store, &self.settings.chain_id, tx))
             .collect();
         self.cache.warm(checks, cores());
     }
@@ -509,12 +533,12 @@ impl<S: CommitStore> Shared<S> {
         &self,
         block: &BlockContext,
         branch: &mut BranchKv<'_>,
-        raw: &[u8],
+        tx: &Result<DecodedTx, ModuleError>,
         gas_left: Option<u64>,
     ) -> TxResult {
-        let tx = match DecodedTx::decode(raw, &block.hrp) {
+        let tx = match tx {
             Ok(tx) => tx,
-            Err(error) => return TxResult::failed(&error, 0, 0, Vec::new()),
+            Err(error) => return TxResult::failed(error, 0, 0, Vec::new()),
         };
         let wanted = tx.gas_limit();
         if gas_left == Some(0) {
@@ -525,13 +549,13 @@ impl<S: CommitStore> Shared<S> {
         let mut events = Vec::new();
         let guarded = AssertUnwindSafe(|| {
             let mut ctx = Context::new(block, branch, &mut events);
-            ante(&mut ctx, AnteMode::Deliver, &tx, &self.env(), &meter)
+            ante(&mut ctx, AnteMode::Deliver, tx, &self.env(), &meter)
         });
-        if let Err(error) = catch_unwind(guarded).unwrap_or_else(|panic| Err(panic_error(&panic))) {
+        if let Err(error) = catch_unwind(guarded).unwrap_or_else(|panic| Err(panic_error(&*panic))) {
             return TxResult::failed(&error, wanted, meter.used(), Vec::new());
         }
-        let guarded = AssertUnwindSafe(|| self.run_messages(block, &*branch, &tx, &meter));
-        match catch_unwind(guarded).unwrap_or_else(|panic| Err(panic_error(&panic))) {
+        let guarded = AssertUnwindSafe(|| self.run_messages(block, &*branch, tx, &meter));
+        match catch_unwind(guarded).unwrap_or_else(|panic| Err(panic_error(&*panic))) {
             Ok((writes, mut message_events, data)) => {
                 branch.absorb(writes);
                 events.append(&mut message_events);
@@ -593,7 +617,7 @@ impl<S: CommitStore> Shared<S> {
             let mut events = Vec::new();
             self.run_ante(&mut Context::new(&block, &mut branch, &mut events), mode, raw)
         });
-        let result = catch_unwind(guarded).unwrap_or_else(|panic| Err(panic_error(&panic)));
+        let result = catch_unwind(guarded).unwrap_or_else(|panic| Err(panic_error(&*panic)));
         check.writes = branch.into_writes();
         let (_, outcome) = result?;
         Ok(MempoolTx::new(raw.to_vec(), outcome.signers, outcome.gas_wanted, outcome.price))
@@ -616,7 +640,7 @@ impl<S: CommitStore> Shared<S> {
             self.run_messages(&block, &branch, &tx, &meter)
         });
         let (_, mut message_events, data) =
-            catch_unwind(guarded).unwrap_or_else(|panic| Err(panic_error(&panic)))?;
+            catch_unwind(guarded).unwrap_or_else(|panic| Err(panic_error(&*panic)))?;
         events.append(&mut message_events);
         let (gas_wanted, gas_used) = (tx.gas_limit(), meter.used());
         Ok(TxResult { data: data.encode_to_vec(), gas_wanted, gas_used, events, ..TxResult::default() })

@@ -148,10 +148,22 @@ pub struct Step {
 pub const STEPS: &[Step] = &[
     Step { name: "B1 inference", policy: Policy::Halt, reason: "one set of numbers per block" },
     Step { name: "B2 epochs", policy: Policy::Halt, reason: "everything after belongs to the new epoch" },
-    Step { name: "B3 participants", policy: Policy::DiscardAndRecord, reason: "eligibility before it is read" },
+    Step {
+        name: "B3 participants",
+        policy: Policy::DiscardAndRecord,
+        reason: "eligibility before it is read",
+    },
     Step { name: "B4 breaker", policy: Policy::DiscardAndRecord, reason: "a start of this block can claim" },
-    Step { name: "E1 inference expiry", policy: Policy::DiscardAndRecord, reason: "misses judged in their block" },
-    Step { name: "E2 inference sprt", policy: Policy::DiscardAndRecord, reason: "the cap sees the smaller group" },
+    Step {
+        name: "E1 inference expiry",
+        policy: Policy::DiscardAndRecord,
+        reason: "misses judged in their block",
+    },
+    Step {
+        name: "E2 inference sprt",
+        policy: Policy::DiscardAndRecord,
+        reason: "the cap sees the smaller group",
+    },
     Step { name: "E3 breaker", policy: Policy::DiscardAndRecord, reason: "after every outcome" },
     Step { name: "E4 prune", policy: Policy::DiscardAndRecord, reason: "nothing after reads it" },
 ];

@@ -182,8 +182,8 @@ impl GenesisDoc {
             return Err(bad("genesis_time", "write RFC 3339 in UTC, such as 2026-01-31T12:00:00Z"));
         }
         let id = &self.chain_id;
-        if !(3..=50).contains(&id.len()) || !id.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b)) {
-            return Err(bad("chain_id", "use 3 to 50 letters, digits, - _ ."));
+        if !(3..=50).contains(&id.len()) || !id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-') {
+            return Err(bad("chain_id", "use 3 to 50 letters, digits or -"));
         }
         Hrp::new(&self.bech32_prefix).map_err(|e| bad("bech32_prefix", e))?;
         Coin::new(&self.fee_denom, 0).map_err(|e| bad("fee_denom", e))?;
@@ -193,15 +193,15 @@ impl GenesisDoc {
         }
         let block = &self.consensus.params.block;
         let max_block_bytes = u64::try_from(block.max_bytes).ok().filter(|n| (1024..=100 << 20).contains(n));
-        let max_block_bytes =
-            max_block_bytes.ok_or_else(|| bad("consensus.params.block.max_bytes", "must be 1024 to 104857600"))?;
-        let max_block_gas = match block.max_gas {
-            -1 => None,
-            gas => Some(
-                u64::try_from(gas)
-                    .map_err(|_| bad("consensus.params.block.max_gas", "must be -1 (no limit) or at least 0"))?,
-            ),
-        };
+        let max_block_bytes = max_block_bytes
+            .ok_or_else(|| bad("consensus.params.block.max_bytes", "must be 1024 to 104857600"))?;
+        let max_block_gas =
+            match block.max_gas {
+                -1 => None,
+                gas => Some(u64::try_from(gas).map_err(|_| {
+                    bad("consensus.params.block.max_gas", "must be -1 (no limit) or at least 0")
+                })?),
+            };
         Ok(ChainSettings {
             chain_id: id.clone(),
             bech32_prefix: self.bech32_prefix.clone(),

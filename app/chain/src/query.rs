@@ -2,7 +2,8 @@
 
 use holdfast_proto::cosmos::{auth::v1beta1 as auth, bank::v1beta1 as bank};
 use holdfast_proto::holdfast::{
-    breaker::v1 as breaker, epochs::v1 as epochs, inference::v1 as inference, participants::v1 as participants,
+    breaker::v1 as breaker, epochs::v1 as epochs, inference::v1 as inference,
+    participants::v1 as participants,
 };
 use holdfast_proto::{Message, Name, decode_strict};
 use holdfast_types::{Address, QueryError, QueryKind};
@@ -111,8 +112,12 @@ impl Composition {
                     return Err(QueryError::invalid("model: must not be empty"));
                 }
                 let (table, block) = (self.table(view, &request.model)?, &view.block);
-                let reply =
-                    holdfast_inference::query_server::candidate_table(&table, block.height, &block.hrp, &request)?;
+                let reply = holdfast_inference::query_server::candidate_table(
+                    &table,
+                    block.height,
+                    &block.hrp,
+                    &request,
+                )?;
                 Ok(reply.encode_to_vec())
             }
             _ => self.with(|hooks| dispatch(view, hooks, path, request)),
@@ -141,7 +146,8 @@ impl Composition {
         };
         let table = self.table(view, &request.model)?;
         let draw = server::draw(&table, seed)?;
-        let row = table.rows().get(draw.row).ok_or_else(|| QueryError::new(QueryKind::Internal, "draw row"))?;
+        let row =
+            table.rows().get(draw.row).ok_or_else(|| QueryError::new(QueryKind::Internal, "draw row"))?;
         let address: Address = row.address;
         self.with(|hooks| {
             let q = view.query();

@@ -133,7 +133,9 @@ impl<S: CommitStore> Views<S> {
     /// # Errors
     /// `Unavailable` before genesis.
     pub fn latest(&self) -> Result<Arc<QueryView>, QueryError> {
-        self.latest.load_full().ok_or_else(|| QueryError::new(QueryKind::Unavailable, "the chain has no block yet"))
+        self.latest
+            .load_full()
+            .ok_or_else(|| QueryError::new(QueryKind::Unavailable, "the chain has no block yet"))
     }
 
     /// The view of `height`; 0 = latest.
@@ -187,7 +189,8 @@ impl<S: CommitStore> Views<S> {
             params: params.validation,
             ..chain.clone()
         };
-        let models = holdfast_types::traits::ParticipantsRead::models(&self.composition.participants(), &*state)?;
+        let models =
+            holdfast_types::traits::ParticipantsRead::models(&self.composition.participants(), &*state)?;
         let tables = models.into_iter().map(|model| (model, OnceLock::new())).collect();
         Ok(QueryView { state, block, tables })
     }
@@ -197,7 +200,12 @@ impl<S: CommitStore> Views<S> {
     ///
     /// # Errors
     /// `Internal` for corrupt state.
-    pub fn publish_genesis(&self, chain: &BlockContext, height: i64, writes: WriteSet) -> Result<(), QueryError> {
+    pub fn publish_genesis(
+        &self,
+        chain: &BlockContext,
+        height: i64,
+        writes: WriteSet,
+    ) -> Result<(), QueryError> {
         let view = self.view(Arc::new(GenesisView { writes, height }), chain)?;
         self.latest.store(Some(Arc::new(view)));
         Ok(())
@@ -225,7 +233,10 @@ impl<S: CommitStore> Views<S> {
                 let rebuilt = view.build(&self.composition, model)?;
                 let kept = slot.get().ok_or_else(|| internal("a table is missing"))?;
                 if rebuilt.digest() != kept.digest() || rebuilt.filter_counts() != kept.filter_counts() {
-                    return Err(internal(format!("candidate table of {model} at {} drifted", view.block.height)));
+                    return Err(internal(format!(
+                        "candidate table of {model} at {} drifted",
+                        view.block.height
+                    )));
                 }
             }
         }
@@ -240,7 +251,12 @@ impl<S: CommitStore> Views<S> {
     }
 
     /// Tables of `before` with the places that `changed` can have moved; the others are shared.
-    fn carry_over(&self, before: &QueryView, view: &mut QueryView, changed: &[Vec<u8>]) -> Result<(), QueryError> {
+    fn carry_over(
+        &self,
+        before: &QueryView,
+        view: &mut QueryView,
+        changed: &[Vec<u8>],
+    ) -> Result<(), QueryError> {
         let mut touched: BTreeMap<String, BTreeSet<Address>> = BTreeMap::new();
         for key in changed {
             if let Some((epoch, model, participant)) = holdfast_breaker::state::ENTRIES.parse_key(key) {

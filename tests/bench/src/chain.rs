@@ -1,12 +1,17 @@
 //! Start and Finish through FinalizeBlock and Commit, on disk, beside the raw rate of signature verification.
 //!
+//! FinalizeBlock ends with the state root; Commit writes everything to disk and syncs.
+//!
 //! Each block holds as many starts as finishes; the finishes answer the starts of the block before. Every gateway and every
 //! executor of a block signs once in it. Transactions are signed outside the clock.
 //!
 //! Two kinds of blocks take turns: in `cold` ones no transaction was seen before, so FinalizeBlock verifies all signatures; in
 //! `checked` ones each went through CheckTx before, as it does on a node that had it in its pool.
 
-use anyhow::Result;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
 
 use crate::measure::{Took, timed};
 use crate::scene::{Scene, all_succeeded};
@@ -44,15 +49,19 @@ impl Size {
 #[derive(Debug, Default)]
 struct Kind {
     finalize_us: Vec<f64>,
+    finalize_cpu_us: Vec<f64>,
     commit_us: Vec<f64>,
+    commit_cpu_us: Vec<f64>,
     total_us: Vec<f64>,
     total_cpu_us: Vec<f64>,
     check_us: Vec<f64>,
     check_cpu_us: Vec<f64>,
     raw_us: Vec<f64>,
     raw_cpu_us: Vec<f64>,
-    /// Share of the raw rate, block by block: both sides suffer alike from a busy machine.
+    /// Share of the raw rate in FinalizeBlock, block by block: both sides suffer alike from a busy machine.
     share: Vec<f64>,
+    /// The same with Commit.
+    share_with_commit: Vec<f64>,
 }
 
 /// Runs every number of participants.
@@ -67,14 +76,19 @@ pub fn run(size: &Size) -> Result<Outcome> {
             let (total, raw) = (median(&kind.total_us), median(&kind.raw_us));
             rows.push(row("message", total).against("raw verify", raw, Better::Lower).below(MESSAGE_US));
             rows.push(row("finalize", median(&kind.finalize_us)));
+            rows.push(row("finalize_cpu", median(&kind.finalize_cpu_us)));
             rows.push(row("commit", median(&kind.commit_us)));
+            rows.push(row("commit_cpu", median(&kind.commit_cpu_us)));
             rows.push(row("message_cpu", median(&kind.total_cpu_us)).against(
                 "raw verify",
                 median(&kind.raw_cpu_us),
                 Better::Lower,
             ));
-            let share = Row::new(&format!("chain.{name}.{participants}.share_of_raw"), "share", median(&kind.share));
-            rows.push(share.at_least(RAW_SHARE));
+            let share = |what: &str, of: &[f64]| {
+                Row::new(&format!("chain.{name}.{participants}.{what}"), "share", median(of))
+            };
+            rows.push(share("share_of_raw", &kind.share).at_least(RAW_SHARE));
+            rows.push(share("share_of_raw_with_commit", &kind.share_with_commit));
             if !kind.check_us.is_empty() {
                 rows.push(row("check_tx", median(&kind.check_us)).against("raw verify", raw, Better::Lower));
                 rows.push(row("check_tx_cpu", median(&kind.check_cpu_us)));
@@ -99,6 +113,51 @@ pub fn run(size: &Size) -> Result<Outcome> {
         }
     }
     Ok(Outcome { rows, details: details.into() })
+}
+
+/// Runs the peer in `peers/txpipe` (Go) out of a copy: 2,000 signed transfers a block through cosmos-sdk's BaseApp, on disk. Gives
+/// our messages beside its transactions.
+pub fn run_peer(peers: &Path, ours: &Outcome, quick: bool) -> Result<Outcome> {
+    let folder = peers.join("txpipe");
+    let copied = tempfile::tempdir()?;
+    let entries = std::fs::read_dir(&folder).with_context(|| format!("{} has no txpipe folder", peers.display()))?;
+    for entry in entries {
+        let entry = entry?;
+        if entry.file_type()?.is_file() {
+            std::fs::write(copied.path().join(entry.file_name()), std::fs::read(entry.path())?)?;
+        }
+    }
+    let mut command = Command::new("go");
+    command.args(["run", ".", "-runs", "1", "-backends", "goleveldb"]).current_dir(copied.path());
+    if quick {
+        command.args(["-txs", "20", "-blocks", "2", "-verifies", "200"]);
+    }
+    let output = command.output().context("go does not start: install Go, or leave --peers out")?;
+    ensure!(output.status.success(), "the peer failed: {}", String::from_utf8_lossy(&output.stderr));
+    compare(ours, &String::from_utf8(output.stdout)?)
+}
+
+/// Our rows beside the peer's line.
+fn compare(ours: &Outcome, text: &str) -> Result<Outcome> {
+    let line = text.lines().find(|line| line.starts_with('{')).context("the peer printed no run")?;
+    let peer: serde_json::Value = serde_json::from_str(line)?;
+    let number = |name: &str| peer[name].as_f64().with_context(|| format!("the peer's line lacks {name}"));
+    let pairs = [
+        ("message", number("us_per_tx")?),
+        ("message_cpu", number("cpu_us_per_tx")?),
+        ("share_of_raw_with_commit", number("block_tx_over_verify_limit")?),
+        ("check_tx", number("checktx_us_per_tx")?),
+    ];
+    let mut rows = Vec::new();
+    for row in &ours.rows {
+        let Some((what, theirs)) = pairs.iter().find(|(what, _)| row.name.rsplit('.').next() == Some(what)) else {
+            continue;
+        };
+        let better = if *what == "share_of_raw_with_commit" { Better::Higher } else { Better::Lower };
+        let name = format!("{}.vs_peer", row.name);
+        rows.push(Row::new(&name, &row.unit, row.value).against("cosmos-sdk transfer", *theirs, better));
+    }
+    Ok(Outcome { rows, details: peer })
 }
 
 fn measure(size: &Size, participants: usize) -> Result<[Kind; 2]> {
@@ -143,12 +202,15 @@ fn measure(size: &Size, participants: usize) -> Result<[Kind; 2]> {
         let total = finalize + commit;
         let raw_us = raw_took.wall_us(raw.len());
         kind.finalize_us.push(finalize.wall_us(messages));
+        kind.finalize_cpu_us.push(finalize.cpu_us(messages));
         kind.commit_us.push(commit.wall_us(messages));
+        kind.commit_cpu_us.push(commit.cpu_us(messages));
         kind.total_us.push(total.wall_us(messages));
         kind.total_cpu_us.push(total.cpu_us(messages));
         kind.raw_us.push(raw_us);
         kind.raw_cpu_us.push(raw_took.cpu_us(raw.len()));
-        kind.share.push(raw_us / total.wall_us(messages));
+        kind.share.push(raw_us / finalize.wall_us(messages));
+        kind.share_with_commit.push(raw_us / total.wall_us(messages));
         if checked {
             kind.check_us.push(check_took.wall_us(messages));
             kind.check_cpu_us.push(check_took.cpu_us(messages));
@@ -167,5 +229,11 @@ mod tests {
         let names: Vec<&str> = outcome.rows.iter().map(|row| row.name.as_str()).collect();
         assert!(names.contains(&"chain.cold.3.message") && names.contains(&"chain.checked.flat_3_to_6"), "{names:?}");
         assert!(outcome.rows.iter().all(|row| row.value > 0.0));
+
+        let line = r#"{"us_per_tx": 471, "cpu_us_per_tx": 467, "block_tx_over_verify_limit": 0.33, "checktx_us_per_tx": 328}"#;
+        let compared = compare(&outcome, &format!("go: note\n{line}\n")).unwrap();
+        let row = compared.rows.iter().find(|row| row.name == "chain.checked.6.check_tx.vs_peer").unwrap();
+        assert_eq!((row.peer_value, compared.rows.len()), (Some(328.0), 14));
+        assert!(compare(&outcome, "{}").is_err() && compare(&outcome, "").is_err());
     }
 }

@@ -89,7 +89,8 @@ pub fn run(size: Size) -> Result<Measured> {
 
     let mut load = Duration::ZERO;
     while work.count < size.keys {
-        let batch: Vec<Write> = (work.count..size.keys.min(work.count + LOAD_BATCH)).map(|_| work.next_load()).collect();
+        let batch: Vec<Write> =
+            (work.count..size.keys.min(work.count + LOAD_BATCH)).map(|_| work.next_load()).collect();
         record(&mut all, &batch);
         height += 1;
         let (took, _) = block(&store, height, &batch)?;
@@ -298,7 +299,9 @@ pub struct Peer {
 /// Runs the peer in `peers/store` (Go) out of a copy: the folder may be read-only.
 pub fn run_peer(peers: &Path, size: Size) -> Result<Vec<Peer>> {
     let copied = tempfile::tempdir()?;
-    for entry in fs::read_dir(peers.join("store")).with_context(|| format!("{} has no store folder", peers.display()))? {
+    for entry in fs::read_dir(peers.join("store"))
+        .with_context(|| format!("{} has no store folder", peers.display()))?
+    {
         let entry = entry?;
         if entry.file_type()?.is_file() {
             fs::write(copied.path().join(entry.file_name()), fs::read(entry.path())?)?;
@@ -378,13 +381,18 @@ mod tests {
     fn the_run_does_the_published_work() {
         let measured = run(Size { keys: 1_000, blocks: 1 }).unwrap();
         assert_eq!(measured.final_keys, 1_110);
-        assert_eq!(measured.workload_sha256, "0dd4158114a6f6622d5eb67a06881079e771959caf8f46e7bbaae2b6d8fc0af4");
+        assert_eq!(
+            measured.workload_sha256,
+            "0dd4158114a6f6622d5eb67a06881079e771959caf8f46e7bbaae2b6d8fc0af4"
+        );
         assert_eq!(measured.state_sha256, "1447e75b1fa932f399933ba3bebaccb13dae6521681cabcbf293f30f0bf5652e");
         assert!(measured.block_ms_median > 0.0 && measured.disk_bytes > 0.0);
 
         // The peer's lines are read whole, and other work is not compared.
         let mut line = serde_json::to_value(&measured).unwrap();
-        for (name, word) in [("kind", "run"), ("peer", "iavl v1"), ("layer", "iavl"), ("backend", "goleveldb")] {
+        for (name, word) in
+            [("kind", "run"), ("peer", "iavl v1"), ("layer", "iavl"), ("backend", "goleveldb")]
+        {
             line[name] = word.into();
         }
         let peers = parse_peer(&format!("go: note\n{line}\n")).unwrap();

@@ -369,12 +369,12 @@ fn the_minimum_price_is_a_rule_of_the_node_not_of_the_block() {
 #[test]
 fn prices_and_required_fees_are_exact_and_saturate() {
     let coin = |amount| Coin::new("uhold", amount).unwrap();
-    assert_eq!(price(None, 5), 0);
-    assert_eq!(price(Some(&coin(1)), 3), 333_333_333_333);
-    assert_eq!(price(Some(&coin(7)), 0), 7 * PRICE_ONE);
-    assert_eq!(price(Some(&coin(u128::MAX)), 1), u128::MAX);
+    assert_eq!(gas_price(None, 5), 0);
+    assert_eq!(gas_price(Some(&coin(1)), 3), 333_333_333_333);
+    assert_eq!(gas_price(Some(&coin(7)), 0), 7 * PRICE_ONE);
+    assert_eq!(gas_price(Some(&coin(u128::MAX)), 1), u128::MAX);
     // 2^128 - 1 = 18446744073709551617 · (2^64 - 1)
-    assert_eq!(price(Some(&coin(u128::MAX)), u64::MAX), 18_446_744_073_709_551_617 * PRICE_ONE);
+    assert_eq!(gas_price(Some(&coin(u128::MAX)), u64::MAX), 18_446_744_073_709_551_617 * PRICE_ONE);
     assert_eq!(required_fee(1, 1), 1);
     assert_eq!(required_fee(PRICE_ONE / 40, 100_001), 2501);
     assert_eq!(required_fee(0, u64::MAX), 0);

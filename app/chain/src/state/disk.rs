@@ -18,15 +18,16 @@
 use std::path::{Path as FsPath, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use fjall::config::{CompressionPolicy, FilterPolicy, FilterPolicyEntry, BloomConstructionPolicy};
+use fjall::config::{BloomConstructionPolicy, CompressionPolicy, FilterPolicy, FilterPolicyEntry};
 use fjall::{
-    CompressionType, Database, Keyspace, KeyspaceCreateOptions, OwnedWriteBatch, PersistMode, Readable, Snapshot,
+    CompressionType, Database, Keyspace, KeyspaceCreateOptions, OwnedWriteBatch, PersistMode, Readable,
+    Snapshot,
 };
 use holdfast_store::{KvIter, KvRead, Order, Pair, StoreError, WriteSet};
 
+use super::cache::{PageCache, ValueCache};
 use super::proof::{self, ProofSource, StateProof};
 use super::table::{self, MARKER_KEY};
-use super::cache::{PageCache, ValueCache};
 use super::tree::{Hash, Page, PageSource, Path};
 use super::{
     CommitStore, Modules, Prepared, StateError, StateOptions, StateView, TreeRoot, check_readable, compute,
@@ -134,7 +135,10 @@ pub struct DiskStore(Arc<Shared>);
 
 impl std::fmt::Debug for DiskStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DiskStore").field("path", &self.0.path).field("height", &self.latest_height()).finish()
+        f.debug_struct("DiskStore")
+            .field("path", &self.0.path)
+            .field("height", &self.latest_height())
+            .finish()
     }
 }
 
@@ -211,7 +215,12 @@ impl DiskStore {
         let (earliest, latest) = self.head();
         check_readable(height, earliest, latest.height)?;
         if height == latest.height {
-            return Ok(DiskVersioned { height, app_hash: latest.app_hash, roots: latest.roots.clone(), latest });
+            return Ok(DiskVersioned {
+                height,
+                app_hash: latest.app_hash,
+                roots: latest.roots.clone(),
+                latest,
+            });
         }
         let row = latest.snapshot.get(&latest.tables.commits, table::height_key(height)).map_err(engine)?;
         let row = row.ok_or_else(|| StateError::corrupt(format!("height {height} has no commit record")))?;
@@ -242,7 +251,9 @@ fn check(tables: &Tables, modules: &Modules) -> Result<(i64, i64, Hash, Vec<Tree
     let earliest = height_of(tables.meta.get(META_EARLIEST).map_err(engine)?)?;
     let marked = height_of(tables.flat.get(MARKER_KEY).map_err(engine)?)?;
     if latest != marked {
-        return Err(StateError::corrupt(format!("latest height is {latest}, but the flat table is at {marked}")));
+        return Err(StateError::corrupt(format!(
+            "latest height is {latest}, but the flat table is at {marked}"
+        )));
     }
     if latest < 0 || earliest > latest {
         return Err(StateError::corrupt(format!("heights {earliest} to {latest} are no window")));
@@ -250,7 +261,9 @@ fn check(tables: &Tables, modules: &Modules) -> Result<(i64, i64, Hash, Vec<Tree
     if let Some(last) = tables.commits.last_key_value() {
         let last = table::read_height(&last.key().map_err(engine)?)?;
         if last != latest {
-            return Err(StateError::corrupt(format!("latest height is {latest}, but commit records end at {last}")));
+            return Err(StateError::corrupt(format!(
+                "latest height is {latest}, but commit records end at {last}"
+            )));
         }
     }
     let (app_hash, roots) = if latest == 0 {
@@ -262,10 +275,18 @@ fn check(tables: &Tables, modules: &Modules) -> Result<(i64, i64, Hash, Vec<Tree
         table::read_commit_record(&row, modules.0.len())?
     };
     if modules.app_hash(&roots) != app_hash {
-        return Err(StateError::corrupt(format!("the tree roots of height {latest} do not give its app hash")));
+        return Err(StateError::corrupt(format!(
+            "the tree roots of height {latest} do not give its app hash"
+        )));
     }
     for (module, root) in (0u16..).zip(&roots) {
-        super::tree::load(&LatestPages { tables, cache: None }, module, &Path::default(), root.version, &root.hash)?;
+        super::tree::load(
+            &LatestPages { tables, cache: None },
+            module,
+            &Path::default(),
+            root.version,
+            &root.hash,
+        )?;
     }
     Ok((latest, earliest, app_hash, roots))
 }
@@ -294,8 +315,9 @@ fn read_page(
     version: u64,
 ) -> Result<Option<Arc<Page>>, StateError> {
     let Some(row) = row else { return Ok(None) };
-    let page = Page::decode(&row)
-        .ok_or_else(|| StateError::corrupt(format!("tree page {module}/{path:?} of height {version} is malformed")))?;
+    let page = Page::decode(&row).ok_or_else(|| {
+        StateError::corrupt(format!("tree page {module}/{path:?} of height {version} is malformed"))
+    })?;
     let page = Arc::new(page);
     if let Some(cache) = cache {
         cache.put(module, path, version, page.clone());
@@ -410,10 +432,10 @@ impl KvRead for DiskVersioned {
             return self.latest.get(key);
         }
         // Newest first: the first row from the height on down is the one.
-        let rows = self
-            .latest
-            .snapshot
-            .range(&self.latest.tables.versions, table::version_key(key, self.height)..=table::version_key(key, 0));
+        let rows = self.latest.snapshot.range(
+            &self.latest.tables.versions,
+            table::version_key(key, self.height)..=table::version_key(key, 0),
+        );
         match { rows }.next() {
             None => Ok(None),
             Some(row) => {
@@ -432,7 +454,14 @@ impl KvRead for DiskVersioned {
         };
         let bounds = range_of(table::version_prefix(&start), end.map(|end| table::version_prefix(&end)));
         let rows = self.latest.snapshot.range(&self.latest.tables.versions, bounds);
-        Box::new(VersionScan { rows, height: self.height, order, settled: Vec::new(), open: None, done: false })
+        Box::new(VersionScan {
+            rows,
+            height: self.height,
+            order,
+            settled: Vec::new(),
+            open: None,
+            done: false,
+        })
     }
 }
 
@@ -526,7 +555,10 @@ impl PageSource for Prover<'_> {
         }
         // Through the view's snapshot: pruning may go on meanwhile.
         let latest = &self.view.latest;
-        let row = latest.snapshot.get(&latest.tables.pages, table::page_key(module, path, version)).map_err(engine)?;
+        let row = latest
+            .snapshot
+            .get(&latest.tables.pages, table::page_key(module, path, version))
+            .map_err(engine)?;
         read_page(row, Some(self.cache), module, path, version)
     }
 }
@@ -579,7 +611,15 @@ impl CommitStore for DiskStore {
         let shared = &*self.0;
         let latest = self.head().1;
         let source = LatestPages { tables: &shared.tables, cache: Some(&shared.cache) };
-        compute(&shared.modules, &source, &latest.roots, latest.height, height, writes, shared.options.threads)
+        compute(
+            &shared.modules,
+            &source,
+            &latest.roots,
+            latest.height,
+            height,
+            writes,
+            shared.options.threads,
+        )
     }
 
     fn commit(&self, prepared: Prepared) -> Result<(), StateError> {
@@ -666,15 +706,17 @@ impl CommitStore for DiskStore {
         };
         let Some(after) = target.checked_add(1) else { return Ok(0) };
         let mut removed = 0usize;
-        let mut batch = OwnedWriteBatch::with_capacity(tables.db.clone(), limit.saturating_mul(2).min(65_536));
+        let mut batch =
+            OwnedWriteBatch::with_capacity(tables.db.clone(), limit.saturating_mul(2).min(65_536));
 
         removed = take_from_lists(&tables.stale, &mut batch, after, limit, removed, |batch, _, page| {
             batch.remove(&tables.pages, page);
             Ok(())
         })?;
-        removed = take_from_lists(&tables.changes, &mut batch, after, limit, removed, |batch, height, key| {
-            self.prune_key(batch, key, height)
-        })?;
+        removed =
+            take_from_lists(&tables.changes, &mut batch, after, limit, removed, |batch, height, key| {
+                self.prune_key(batch, key, height)
+            })?;
         for row in tables.commits.range(..table::height_key(target).to_vec()) {
             if removed >= limit {
                 break;

@@ -45,13 +45,17 @@ pub enum StateError {
         reason: String,
     },
     /// Data on disk contradicts itself.
-    #[error("state database is corrupt: {what}: restore a backup or snapshot, or state-sync into an empty folder")]
+    #[error(
+        "state database is corrupt: {what}: restore a backup or snapshot, or state-sync into an empty folder"
+    )]
     Corrupt {
         /// Which rule is broken.
         what: String,
     },
     /// The height has left the retention window.
-    #[error("height {height} is pruned, the oldest kept height is {earliest}: ask a node that keeps more history")]
+    #[error(
+        "height {height} is pruned, the oldest kept height is {earliest}: ask a node that keeps more history"
+    )]
     Pruned {
         /// Height asked for.
         height: i64,
@@ -73,7 +77,9 @@ pub enum StateError {
         height: i64,
     },
     /// Commits are one height apart; this one is not.
-    #[error("height {height} does not follow the latest committed height {latest}: replay the blocks in between first")]
+    #[error(
+        "height {height} does not follow the latest committed height {latest}: replay the blocks in between first"
+    )]
     NotContiguous {
         /// Height given.
         height: i64,

@@ -9,8 +9,8 @@ use holdfast_store::{KvIter, KvRead, Order, Pair, StoreError, WriteSet};
 use super::proof::{self, ProofSource, StateProof};
 use super::tree::{Hash, Page, PageSource, Path};
 use super::{
-    CommitStore, Modules, Prepared, StateError, StateOptions, StateView, TreeRoot, check_readable, compute, horizon,
-    version,
+    CommitStore, Modules, Prepared, StateError, StateOptions, StateView, TreeRoot, check_readable, compute,
+    horizon, version,
 };
 
 /// Rows a scan copies under one lock.
@@ -175,7 +175,8 @@ impl Scan<'_> {
                 Order::Descending => self.upper = Bound::Excluded(key.clone()),
             }
             // The map panics when both bounds exclude one key.
-            if let (Bound::Excluded(a) | Bound::Included(a), Bound::Excluded(b)) = (&self.lower, &self.upper) {
+            if let (Bound::Excluded(a) | Bound::Included(a), Bound::Excluded(b)) = (&self.lower, &self.upper)
+            {
                 self.done |= a >= b;
             }
         }
@@ -256,7 +257,8 @@ impl CommitStore for MemCommitStore {
         let mut mem = self.0.write();
         check_readable(height, mem.earliest, mem.height)?;
         let app_hash = mem.commits.get(&height).map(|c| c.0);
-        let app_hash = app_hash.ok_or_else(|| StateError::corrupt(format!("height {height} has no commit record")))?;
+        let app_hash =
+            app_hash.ok_or_else(|| StateError::corrupt(format!("height {height} has no commit record")))?;
         Ok(self.view(&mut mem, height, app_hash))
     }
 

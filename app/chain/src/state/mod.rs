@@ -65,7 +65,8 @@ pub trait StateView: KvRead + Send + Sync + 'static {
 
 /// Committed state: the seam between the app and a state database.
 ///
-/// Methods take `&self`; an implementation orders commits itself. Reads never wait for a commit in progress.
+/// Methods take `&self`; an implementation orders commits itself. A read sees the state before or after a commit, never
+/// half of one.
 pub trait CommitStore: Send + Sync + 'static {
     /// View of the latest committed state.
     type Snapshot: StateView;

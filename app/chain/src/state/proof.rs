@@ -73,9 +73,12 @@ impl StateProof {
                 &self.key,
                 &committed_value(value),
             ),
-            None => {
-                ics23::verify_non_membership::<HostFunctionsManager>(&tree_proof, &jmt_spec(), root, &self.key)
-            }
+            None => ics23::verify_non_membership::<HostFunctionsManager>(
+                &tree_proof,
+                &jmt_spec(),
+                root,
+                &self.key,
+            ),
         };
         if held { Ok(()) } else { refuse("the key's value is not in the module's root") }
     }
@@ -180,7 +183,14 @@ pub(super) fn prove(
                     Found::Absent { .. } => Err(StateError::corrupt("a neighbour vanished")),
                 }
             };
-            (None, Proof::Nonexist(NonExistenceProof { key: key.to_vec(), left: beside(left)?, right: beside(right)? }))
+            (
+                None,
+                Proof::Nonexist(NonExistenceProof {
+                    key: key.to_vec(),
+                    left: beside(left)?,
+                    right: beside(right)?,
+                }),
+            )
         }
     };
     let names: Vec<&str> = modules.0.iter().map(String::as_str).collect();
@@ -194,7 +204,11 @@ pub(super) fn prove(
         value,
         ops: [
             ProofOp { op_type: StateProof::JMT, key: key.to_vec(), data: encode(proof) },
-            ProofOp { op_type: StateProof::SIMPLE, key: name.as_bytes().to_vec(), data: encode(Proof::Exist(of_root)) },
+            ProofOp {
+                op_type: StateProof::SIMPLE,
+                key: name.as_bytes().to_vec(),
+                data: encode(Proof::Exist(of_root)),
+            },
         ],
     })
 }

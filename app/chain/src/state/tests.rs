@@ -10,8 +10,8 @@ use jmt::{KeyHash, Sha256Jmt};
 use proptest::prelude::*;
 use sha2::{Digest, Sha256};
 
-use super::proof::{map_leaf, simple_root};
 use super::cache::{PageCache, ValueCache};
+use super::proof::{map_leaf, simple_root};
 use super::tree::{Page, Path};
 use super::*;
 
@@ -122,7 +122,11 @@ fn no_op_writes<S: CommitStore>(store: &S) {
     assert!(again.pages.is_empty() && again.stale.is_empty());
     store.commit(again).unwrap();
     let absent = store.prepare(3, &writes(&[("auth/x", None), ("bank/c", None)])).unwrap();
-    assert_eq!((absent.app_hash(), absent.changes().count()), (hash, 0), "removing what is not there is nothing");
+    assert_eq!(
+        (absent.app_hash(), absent.changes().count()),
+        (hash, 0),
+        "removing what is not there is nothing"
+    );
     // One module's write leaves the others' trees alone.
     let one = store.prepare(3, &writes(&[("bank/a", Some("9")), ("bank/b", Some("2"))])).unwrap();
     let bank = MODULES.iter().position(|m| *m == "bank").unwrap();
@@ -169,7 +173,9 @@ fn snapshots<S: CommitStore>(store: &S) {
                         let all = rows(&view, Order::Ascending);
                         if view.height() >= 3 {
                             let height = view.height().to_string().into_bytes();
-                            assert!(all.iter().filter(|(k, _)| k.starts_with(b"gov/")).all(|(_, v)| *v == height));
+                            assert!(
+                                all.iter().filter(|(k, _)| k.starts_with(b"gov/")).all(|(_, v)| *v == height)
+                            );
                         }
                     }
                 })
@@ -177,7 +183,8 @@ fn snapshots<S: CommitStore>(store: &S) {
             .collect();
         for height in 3..23 {
             let value = height.to_string();
-            let block: Vec<_> = ["gov/1", "gov/2", "gov/3"].iter().map(|k| (*k, Some(value.as_str()))).collect();
+            let block: Vec<_> =
+                ["gov/1", "gov/2", "gov/3"].iter().map(|k| (*k, Some(value.as_str()))).collect();
             commit(store, height, &writes(&block));
         }
         readers.into_iter().for_each(|r| r.join().unwrap());
@@ -198,7 +205,8 @@ fn random_blocks(seed: u64, blocks: i64, per_block: u64) -> Vec<(WriteSet, Rows)
             for _ in 0..=rng.below(3) {
                 key.push(*rng.pick(&[0, 1, b'/', b'a', 0xff]));
             }
-            let value = if rng.chance(30) { None } else { Some(vec![rng.below(256) as u8; rng.below(4) as usize]) };
+            let value =
+                if rng.chance(30) { None } else { Some(vec![rng.below(256) as u8; rng.below(4) as usize]) };
             block.insert(key, value);
         }
         for (key, value) in &block {
@@ -221,10 +229,16 @@ fn assert_view(view: &dyn KvRead, model: &Rows, seed: u64) {
     all.reverse();
     let mut rng = Rng::new(seed);
     for _ in 0..20 {
-        let bound = |rng: &mut Rng| [b"bank/".as_slice(), &[*rng.pick(&[0, 1, b'a', 0xff])], &[0; 2][..rng.below(3) as usize]].concat();
+        let bound = |rng: &mut Rng| {
+            [b"bank/".as_slice(), &[*rng.pick(&[0, 1, b'a', 0xff])], &[0; 2][..rng.below(3) as usize]]
+                .concat()
+        };
         let (start, end) = (bound(&mut rng), bound(&mut rng));
         let inside: Vec<_> = all.iter().filter(|(k, _)| *k >= start && *k < end).cloned().collect();
-        assert_eq!(view.scan(&start, Some(&end), Order::Ascending).collect::<Result<Vec<_>, _>>().unwrap(), inside);
+        assert_eq!(
+            view.scan(&start, Some(&end), Order::Ascending).collect::<Result<Vec<_>, _>>().unwrap(),
+            inside
+        );
         assert_eq!(view.get(&start).unwrap(), model.get(&start).cloned());
     }
 }
@@ -272,7 +286,8 @@ fn assert_proves<S: CommitStore>(store: &S, height: i64, app_hash: &Hash, state:
 
 fn proofs<S: CommitStore>(store: &S) {
     let blocks = random_blocks(5, 8, 40);
-    let hashes: Vec<_> = (1..).zip(&blocks).map(|(height, (block, _))| commit(store, height, block)).collect();
+    let hashes: Vec<_> =
+        (1..).zip(&blocks).map(|(height, (block, _))| commit(store, height, block)).collect();
     for (height, ((_, state), hash)) in (1..).zip(blocks.iter().zip(&hashes)) {
         assert_proves(store, height, hash, state);
     }
@@ -320,7 +335,9 @@ fn pruning<S: CommitStore>(store: &S) {
 }
 
 fn bounded_pruning<S: CommitStore>(store: &S) {
-    let block = |n: u64| (0..50u64).map(|i| (format!("bank/{i}").into_bytes(), Some(n.to_be_bytes().to_vec()))).collect();
+    let block = |n: u64| {
+        (0..50u64).map(|i| (format!("bank/{i}").into_bytes(), Some(n.to_be_bytes().to_vec()))).collect()
+    };
     commit(store, 1, &block(1));
     commit(store, 2, &block(2));
     let view = store.snapshot_at(1).unwrap();
@@ -380,7 +397,8 @@ impl<S: CommitStore> KvWrite for BlockPerWrite<'_, S> {
 }
 
 fn wipe<S: CommitStore>(store: &S) {
-    let all: WriteSet = rows(&store.snapshot(), Order::Ascending).into_iter().map(|(key, _)| (key, None)).collect();
+    let all: WriteSet =
+        rows(&store.snapshot(), Order::Ascending).into_iter().map(|(key, _)| (key, None)).collect();
     commit(store, store.latest_height() + 1, &all);
 }
 
@@ -436,8 +454,10 @@ impl<V: StateView> KvWrite for PastView<V> {
 fn jmt_tree<'a>(pairs: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> (Hash, MockTreeStore) {
     let store = MockTreeStore::default();
     let sentinel = (SENTINEL_KEY.to_vec(), SENTINEL_VALUE.to_vec());
-    let set: Vec<_> =
-        pairs.map(|(k, v)| (k.to_vec(), committed_value(v).into_owned())).chain(std::iter::once(sentinel)).collect();
+    let set: Vec<_> = pairs
+        .map(|(k, v)| (k.to_vec(), committed_value(v).into_owned()))
+        .chain(std::iter::once(sentinel))
+        .collect();
     for (key, _) in &set {
         store.put_key_preimage(KeyHash::with::<Sha256>(key), key);
     }
@@ -448,10 +468,7 @@ fn jmt_tree<'a>(pairs: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> (Hash, Moc
     (root.0, store)
 }
 
-fn module_rows<'a>(
-    state: &'a Rows,
-    module: &'a str,
-) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
+fn module_rows<'a>(state: &'a Rows, module: &'a str) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
     state.iter().filter_map(move |(key, value)| {
         let rest = key.strip_prefix(module.as_bytes())?.strip_prefix(b"/")?;
         Some((rest, value.as_slice()))
@@ -521,7 +538,8 @@ proptest! {
 fn disk_and_memory_agree_on_every_app_hash_with_any_cache_and_threads() {
     let blocks = random_blocks(77, 20, 300);
     let memory = MemCommitStore::new(&MODULES).unwrap();
-    let hashes: Vec<_> = (1..).zip(&blocks).map(|(height, (block, _))| commit(&memory, height, block)).collect();
+    let hashes: Vec<_> =
+        (1..).zip(&blocks).map(|(height, (block, _))| commit(&memory, height, block)).collect();
     for (threads, page_cache) in [(1, 0), (3, 100_000), (8, 40)] {
         let dir = tempfile::tempdir().unwrap();
         let store = disk(dir.path(), StateOptions { threads, page_cache, ..StateOptions::default() });
@@ -558,11 +576,21 @@ fn proofs_are_byte_for_byte_those_of_the_jmt_crate() {
         for key in asked {
             let ours = store.prove(1, module, &key).unwrap();
             let (_, theirs) = tree.get_with_ics23_proof(key.clone(), 0).unwrap();
-            assert_eq!(CommitmentProof::decode(ours.ops[0].data.as_slice()).unwrap(), theirs, "{module} {key:?}");
+            assert_eq!(
+                CommitmentProof::decode(ours.ops[0].data.as_slice()).unwrap(),
+                theirs,
+                "{module} {key:?}"
+            );
             let spec = jmt::ics23_spec();
             if let Some(value) = &ours.value {
                 let value = committed_value(value);
-                assert!(ics23::verify_membership::<ics23::HostFunctionsManager>(&theirs, &spec, &root.to_vec(), &key, &value));
+                assert!(ics23::verify_membership::<ics23::HostFunctionsManager>(
+                    &theirs,
+                    &spec,
+                    &root.to_vec(),
+                    &key,
+                    &value
+                ));
             }
         }
     }
@@ -575,7 +603,10 @@ fn the_module_map_root_is_that_of_the_sdk() {
     let root = |pairs: &[(&str, &str)]| {
         hex::encode(simple_root(&pairs.iter().map(|(k, v)| map_leaf(k, v.as_bytes())).collect::<Vec<_>>()))
     };
-    assert_eq!(root(&[("key1", "value1")]), "a44d3cc7daba1a4600b00a2434b30f8b970652169810d6dfa9fb1793a2189324");
+    assert_eq!(
+        root(&[("key1", "value1")]),
+        "a44d3cc7daba1a4600b00a2434b30f8b970652169810d6dfa9fb1793a2189324"
+    );
     assert_eq!(
         root(&[("key1", "value1"), ("key2", "value2")]),
         "8fd19b19e7bb3f2b3ee0574027d8a5a4cec370464ea2db2fbfa5c7d35bb0cff3"
@@ -764,12 +795,23 @@ fn a_power_cut_anywhere_in_a_commit_leaves_the_block_before_or_the_block() {
         std::fs::write(&file, &bytes[..end]).unwrap();
         let recovered = disk(copied.path(), keep(0));
         let height = recovered.latest_height();
-        if height == 4 { whole += 1 } else { cut += 1 }
-        assert!(height == 3 || (height == 4 && end >= after - 1), "cut at {end} of {before}..{after}: height {height}");
+        if height == 4 {
+            whole += 1
+        } else {
+            cut += 1
+        }
+        assert!(
+            height == 3 || (height == 4 && end >= after - 1),
+            "cut at {end} of {before}..{after}: height {height}"
+        );
         assert_eq!(recovered.app_hash(), hashes[height as usize - 1]);
         assert_view(&recovered.snapshot(), &blocks[height as usize - 1].1, 1);
         if height == 3 {
-            assert_eq!(commit(&recovered, 4, &blocks[3].0), hashes[3], "the block replays to the same app hash");
+            assert_eq!(
+                commit(&recovered, 4, &blocks[3].0),
+                hashes[3],
+                "the block replays to the same app hash"
+            );
         }
     }
     assert!(whole >= 1 && cut >= 30, "{whole} whole, {cut} cut");
@@ -800,7 +842,10 @@ fn another_format_or_other_modules_are_refused_with_what_to_do() {
     );
     for bad in [vec![], vec!["a", "a"], vec!["a/b"], vec!["~t"], vec![""], vec!["ü"]] {
         let other = tempfile::tempdir().unwrap();
-        assert!(matches!(DiskStore::open(other.path(), &bad, keep(0)), Err(StateError::ModuleList { .. })), "{bad:?}");
+        assert!(
+            matches!(DiskStore::open(other.path(), &bad, keep(0)), Err(StateError::ModuleList { .. })),
+            "{bad:?}"
+        );
     }
     tamper(dir.path(), "meta", b"format", Some(&7u32.to_be_bytes()));
     let error = DiskStore::open(dir.path(), &MODULES, keep(0)).unwrap_err();

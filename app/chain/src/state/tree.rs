@@ -399,11 +399,13 @@ pub(crate) fn load(
     version: u64,
     hash: &Hash,
 ) -> Result<Arc<Page>, StateError> {
-    let page = source
-        .page(module, path, version)?
-        .ok_or_else(|| StateError::corrupt(format!("tree page {module}/{path:?} of height {version} is missing")))?;
+    let page = source.page(module, path, version)?.ok_or_else(|| {
+        StateError::corrupt(format!("tree page {module}/{path:?} of height {version} is missing"))
+    })?;
     if page.root_hash() != *hash {
-        return Err(StateError::corrupt(format!("tree page {module}/{path:?} of height {version} has another hash")));
+        return Err(StateError::corrupt(format!(
+            "tree page {module}/{path:?} of height {version} has another hash"
+        )));
     }
     Ok(page)
 }
@@ -629,7 +631,10 @@ impl Job<'_> {
         let top = page.top;
         match top.kind {
             Kind::Empty => (Slot::Empty, EMPTY_NODE),
-            Kind::Leaf => (0..16).map(|i| page.entry(i)).find(|(slot, _)| *slot != Slot::Empty).unwrap_or((Slot::Empty, EMPTY_NODE)),
+            Kind::Leaf => (0..16)
+                .map(|i| page.entry(i))
+                .find(|(slot, _)| *slot != Slot::Empty)
+                .unwrap_or((Slot::Empty, EMPTY_NODE)),
             Kind::Inner => {
                 out.pages.push((path, page));
                 (Slot::Inner { version: self.at }, top)
@@ -741,7 +746,9 @@ fn neighbour(
                         Side::Left => (0..16).rev().find(|i| occupied(&page, i)),
                         Side::Right => (0..16).find(|i| occupied(&page, i)),
                     };
-                    index = next.ok_or_else(|| StateError::corrupt(format!("tree page {module}/{path:?} is empty")))?;
+                    index = next.ok_or_else(|| {
+                        StateError::corrupt(format!("tree page {module}/{path:?} is empty"))
+                    })?;
                 }
                 Slot::Empty => return Err(StateError::corrupt("an empty slot was chosen")),
             }

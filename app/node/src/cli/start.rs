@@ -31,7 +31,7 @@ pub(crate) struct StartArgs {
     #[arg(long, env = "HOLDFASTD_MINIMUM_GAS_PRICES", value_name = "PRICE", value_parser = values::gas_price)]
     minimum_gas_prices: Option<(u128, String)>,
     /// What to log on standard error: error, warn, info, debug, trace, or pairs such as holdfast_node=debug with commas
-    #[arg(long, env = "HOLDFASTD_LOG_LEVEL", value_name = "LEVEL", default_value = "info", value_parser = log_level)]
+    #[arg(long, env = "HOLDFASTD_LOG_LEVEL", value_name = "LEVEL", default_value = "info,fjall=warn,lsm_tree=warn", value_parser = log_level)]
     log_level: String,
 }
 

@@ -311,6 +311,7 @@ const BAD_VALUES: &[(&str, &str, &str)] = &[
     ("--block-seconds", "0", "start"),
     ("--block-seconds", "1.2345", "start"),
     ("--minimum-gas-prices", "cheap", "start"),
+    ("--metrics-listen", "26660", "start"),
     ("--log-level", "a=loud", "start"),
     ("--workload", "-1", "devnet"),
     ("--blocks", "0", "devnet"),

@@ -106,7 +106,9 @@ impl<S: CommitStore> NodeBackend<S> {
         let hash = hash.ok_or_else(|| QueryError::invalid("hash: give 64 hexadecimal digits"))?;
         let blocks = self.engine.blocks();
         let absent = || QueryError::not_found(format!("tx not found: {}", hash_hex(&hash)));
-        let stored = blocks.tx(&hash).map_err(internal)?.ok_or_else(absent)?;
+        // Results are stored just before their block is committed; until then queries do not see what they tell.
+        let latest = *self.engine.heights().borrow();
+        let stored = blocks.tx(&hash).map_err(internal)?.filter(|tx| tx.height <= latest).ok_or_else(absent)?;
         let block = blocks.block(stored.height).map_err(internal)?.ok_or_else(absent)?;
         let index = usize::try_from(stored.index).unwrap_or(usize::MAX);
         let raw = block.txs.get(index).ok_or_else(absent)?;
@@ -138,7 +140,7 @@ impl<S: CommitStore> NodeBackend<S> {
         }
     }
 
-    #[allow(clippy::type_complexity)] // the three fields both block responses share
+    #[allow(clippy::type_complexity)]
     fn block(
         &self,
         height: i64,

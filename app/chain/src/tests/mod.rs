@@ -1,0 +1,13 @@
+//! The app as a whole: every module wired together, over the in-memory state database.
+
+mod breaker;
+mod docs;
+mod genesis;
+mod load;
+mod net;
+mod params;
+mod queries;
+mod replicas;
+mod transactions;
+mod views;
+mod wiring;

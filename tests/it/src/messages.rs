@@ -1,0 +1,451 @@
+//! Every message of the chain, signed and broadcast by cosmrs.
+
+use std::collections::BTreeSet;
+
+use cosmrs::proto::cosmos::base::abci::v1beta1::TxMsgData;
+use cosmrs::proto::cosmos::tx::v1beta1::SimulateRequest;
+use cosmrs::tx::Msg;
+use holdfast_proto::cosmos::base::v1beta1::Coin;
+use holdfast_proto::holdfast::breaker::v1 as breaker;
+use holdfast_proto::holdfast::epochs::v1 as epochs;
+use holdfast_proto::holdfast::inference::v1 as inference;
+use holdfast_proto::holdfast::participants::v1 as participants;
+use holdfast_proto::{FieldMask, Message, Name, pool};
+use tonic::Code;
+
+use crate::chain::{Chain, DENOM, EPOCH, FUNDS, MODELS, Node, address, module_address};
+use crate::client::{Client, FEE, Wallet, altered, any, attributes, block_on, coin};
+
+type TxResponse = cosmrs::proto::cosmos::base::abci::v1beta1::TxResponse;
+
+/// Every message that a `Msg` service takes.
+fn message_types() -> BTreeSet<String> {
+    let services = pool().expect("descriptors").services().filter(|service| service.name() == "Msg");
+    services.flat_map(|s| s.methods().map(|m| format!("/{}", m.input().full_name())).collect::<Vec<_>>()).collect()
+}
+
+fn uhold(amount: u128) -> Option<Coin> {
+    Some(Coin { denom: DENOM.into(), amount: amount.to_string() })
+}
+
+#[track_caller]
+fn good(response: &TxResponse) {
+    assert_eq!((response.code, response.raw_log.as_str()), (0, ""), "{response:?}");
+    assert!(response.gas_used > 0 && response.gas_used <= response.gas_wanted);
+}
+
+#[track_caller]
+fn bad(response: &TxResponse, codespace: &str, code: u32, text: &str) {
+    assert_eq!((response.codespace.as_str(), response.code), (codespace, code), "{}", response.raw_log);
+    assert!(response.raw_log.contains(text), "{text:?} is not in: {}", response.raw_log);
+}
+
+/// The answer to the first message of a transaction.
+fn answer<A: Message + Name + Default>(response: &TxResponse) -> A {
+    let data = hex::decode(&response.data).expect("hex");
+    let data = TxMsgData::decode(data.as_slice()).expect("TxMsgData");
+    let first = data.msg_responses.first().expect("an answer");
+    assert_eq!(first.type_url, holdfast_proto::type_url::<A>());
+    A::decode(first.value.as_slice()).expect("the answer decodes")
+}
+
+/// A chain with a gateway (key 1), a participant to be (3) and an executor (9), and what was sent on it.
+struct Scene {
+    client: Client,
+    gateway: Wallet,
+    joiner: Wallet,
+    executor: Wallet,
+    sent: BTreeSet<String>,
+}
+
+impl Scene {
+    async fn new(node: &Node, chain: &Chain) -> Self {
+        let client = Client::connect(&node.addr).await;
+        let open = async |number| Wallet::open(&client, chain.id, number).await;
+        let (gateway, joiner, executor) = (open(1).await, open(3).await, open(9).await);
+        Self { gateway, joiner, executor, sent: BTreeSet::new(), client }
+    }
+
+    async fn gateway<M: Message + Name>(&mut self, message: M) -> TxResponse {
+        self.sent.insert(holdfast_proto::type_url::<M>());
+        self.gateway.send(any(&message)).await
+    }
+
+    async fn joiner<M: Message + Name>(&mut self, message: M) -> TxResponse {
+        self.sent.insert(holdfast_proto::type_url::<M>());
+        self.joiner.send(any(&message)).await
+    }
+
+    async fn executor<M: Message + Name>(&mut self, message: M) -> TxResponse {
+        self.sent.insert(holdfast_proto::type_url::<M>());
+        self.executor.send(any(&message)).await
+    }
+
+    async fn participant(&self) -> participants::Participant {
+        let request = participants::QueryParticipantRequest { participant: self.joiner.id.to_string() };
+        let path = "/holdfast.participants.v1.Query/Participant";
+        let answer: participants::QueryParticipantResponse = self.client.call(path, &request).await.expect("known");
+        answer.participant.expect("a participant")
+    }
+
+    async fn windows(&self) -> usize {
+        let request = participants::QueryMaintenanceRequest { participant: self.joiner.id.to_string() };
+        let path = "/holdfast.participants.v1.Query/Maintenance";
+        let answer: participants::QueryMaintenanceResponse = self.client.call(path, &request).await.expect("known");
+        answer.windows.len()
+    }
+
+    async fn inference(&self, id: &str) -> inference::Inference {
+        let request = inference::QueryInferenceRequest { inference_id: id.into() };
+        let path = "/holdfast.inference.v1.Query/Inference";
+        let answer: inference::QueryInferenceResponse = self.client.call(path, &request).await.expect("known");
+        answer.inference.expect("an inference")
+    }
+
+    async fn epoch(&self) -> epochs::QueryCurrentEpochResponse {
+        let path = "/holdfast.epochs.v1.Query/CurrentEpoch";
+        self.client.call(path, &epochs::QueryCurrentEpochRequest {}).await.expect("an epoch")
+    }
+
+    fn start(&self, id: &str, model: &str, assigned_to: &str) -> inference::MsgStartInference {
+        inference::MsgStartInference {
+            signer: self.gateway.id.to_string(),
+            requested_by: self.gateway.id.to_string(),
+            inference_id: id.into(),
+            model: model.into(),
+            assigned_to: assigned_to.into(),
+            prompt_hash: vec![7; 32],
+            prompt_tokens: 100,
+            max_tokens: 200,
+        }
+    }
+}
+
+fn finish(by: &Wallet, id: &str) -> inference::MsgFinishInference {
+    inference::MsgFinishInference {
+        executed_by: by.id.to_string(),
+        inference_id: id.into(),
+        response_hash: vec![8; 32],
+        prompt_tokens: 100,
+        completion_tokens: 50,
+    }
+}
+
+/// A transfer, its events and its simulation.
+async fn transfer(scene: &mut Scene) {
+    let (from_address, to_address) = (scene.gateway.id.clone(), address(2));
+    let send = cosmrs::bank::MsgSend { from_address, to_address, amount: vec![coin(1_000, DENOM)] };
+    let message = send.to_any().expect("cosmrs packs it");
+    let url = message.type_url.clone();
+    scene.sent.insert(url.clone());
+    let response = scene.gateway.send(message.clone()).await;
+    good(&response);
+    assert_eq!(scene.gateway.balance().await, FUNDS - 1_000 - FEE);
+    assert_eq!(scene.client.balance(&address(2)).await, 1_000);
+    let (gateway, receiver) = (scene.gateway.id.to_string(), address(2).to_string());
+    assert_eq!(attributes(&response, "tx", "fee"), [format!("{FEE}{DENOM}")]);
+    assert_eq!(attributes(&response, "tx", "fee_payer"), [gateway.as_str()]);
+    assert_eq!(attributes(&response, "tx", "acc_seq"), [format!("{gateway}/0")]);
+    assert_eq!(attributes(&response, "message", "action"), [url]);
+    // The fee moves coins too.
+    assert_eq!(attributes(&response, "transfer", "recipient").last(), Some(&receiver));
+    assert_eq!(attributes(&response, "transfer", "amount").last().map(String::as_str), Some("1000uhold"));
+    assert_eq!(attributes(&response, "coin_received", "receiver").last(), Some(&receiver));
+    assert_eq!(attributes(&response, "transfer", "msg_index").last().map(String::as_str), Some("0"));
+
+    // Simulated without a signature; then sent with just the gas that was named.
+    let mut draft = scene.gateway.draft(vec![message.clone()]);
+    let unsigned = altered(&draft.sign(&scene.gateway.key), |tx| tx.signatures = vec![Vec::new()]);
+    #[allow(deprecated)] // cosmrs marks the field that is not set here
+    let request = SimulateRequest { tx: None, tx_bytes: unsigned };
+    let simulated = scene.client.tx().simulate(request).await.expect("an answer").into_inner();
+    let gas = simulated.gas_info.expect("gas").gas_used;
+    assert!((10_000..200_000).contains(&gas), "{gas}");
+    draft.gas = gas;
+    let response = scene.gateway.send_draft(&draft).await;
+    good(&response);
+    assert_eq!(response.gas_wanted, i64::try_from(gas).expect("small"));
+
+    // What would fail says so with its code, and nothing was written.
+    let (from_address, to_address) = (scene.gateway.id.clone(), address(2));
+    let send = cosmrs::bank::MsgSend { from_address, to_address, amount: vec![coin(FUNDS, DENOM)] };
+    let message = send.to_any().expect("cosmrs packs it");
+    let raw = scene.gateway.draft(vec![message.clone()]).sign(&scene.gateway.key);
+    #[allow(deprecated)]
+    let request = SimulateRequest { tx: None, tx_bytes: raw };
+    let status = scene.client.tx().simulate(request).await.expect_err("too much");
+    assert_eq!(status.code(), Code::InvalidArgument);
+    assert!(status.message().contains("[sdk 5]"), "{status}");
+    // In a block it costs the fee and a sequence, and moves nothing.
+    let before = scene.gateway.balance().await;
+    let response = scene.gateway.send(message).await;
+    bad(&response, "sdk", 5, "message 0");
+    assert!(attributes(&response, "message", "action").is_empty());
+    assert_eq!(scene.gateway.balance().await, before - FEE);
+    assert_eq!(scene.client.balance(&address(2)).await, 2_000);
+}
+
+/// A participant joins, changes, deposits, announces; returns the epoch from which it can claim 30.
+async fn join(scene: &mut Scene) -> u64 {
+    let participant = scene.joiner.id.to_string();
+    let claim = participants::MsgClaimCollateral { participant: participant.clone() };
+    bad(&scene.joiner(claim.clone()).await, "participants", 5, "not registered");
+    let register = participants::MsgRegisterParticipant {
+        participant: participant.clone(),
+        validator_key: vec![3; 32],
+        host_url: "https://three.example".into(),
+        workers: vec![participants::WorkerEndpoint {
+            url: "grpc://10.0.0.3:80".into(),
+            first_layer: 0,
+            last_layer: 31,
+        }],
+        models: vec![MODELS[0].into()],
+        poc_preserved: false,
+        collateral: uhold(50),
+    };
+    let before = scene.joiner.balance().await;
+    let response = scene.joiner(register.clone()).await;
+    good(&response);
+    assert_eq!(scene.joiner.balance().await, before - 50 - FEE);
+    let kind = "holdfast.participants.v1.EventParticipantRegistered";
+    assert_eq!(attributes(&response, kind, "participant"), [participant.as_str()]);
+    let joined: u64 = attributes(&response, kind, "joined_epoch")[0].parse().expect("a number");
+    let epoch_of = |height: i64| u64::try_from((height - 1) / EPOCH).expect("a height");
+    assert_eq!(joined, epoch_of(response.height) + 1, "serving begins with the next epoch");
+    bad(&scene.joiner(register).await, "participants", 6, "registered already");
+    bad(&scene.joiner(claim).await, "participants", 9, "no collateral is unbonding");
+
+    let update = participants::MsgUpdateParticipant {
+        participant: participant.clone(),
+        host_url: "https://new.example".into(),
+        workers: Vec::new(),
+        models: MODELS.iter().map(|m| m.to_string()).collect(),
+        poc_preserved: true,
+    };
+    let response = scene.joiner(update.clone()).await;
+    good(&response);
+    let kind = "holdfast.participants.v1.EventParticipantUpdated";
+    assert_eq!(attributes(&response, kind, "participant"), [participant.as_str()]);
+    let unknown = participants::MsgUpdateParticipant { models: vec!["none".into()], ..update };
+    bad(&scene.joiner(unknown).await, "participants", 4, "none");
+
+    let deposit = participants::MsgDepositCollateral { participant: participant.clone(), amount: uhold(25) };
+    let response = scene.joiner(deposit).await;
+    good(&response);
+    let kind = "holdfast.participants.v1.EventCollateralDeposited";
+    assert_eq!(attributes(&response, kind, "amount"), ["25uhold"]);
+    let known = scene.participant().await;
+    assert_eq!((known.host_url.as_str(), known.collateral.as_str()), ("https://new.example", "75"));
+    assert_eq!((known.models.as_slice(), known.workers.len(), known.poc_preserved), (&MODELS.map(String::from)[..], 0, true));
+
+    let start_height = response.height + 10_000;
+    let announce = participants::MsgAnnounceMaintenance {
+        participant: participant.clone(),
+        start_height,
+        end_height: start_height + 10,
+    };
+    let response = scene.joiner(announce.clone()).await;
+    good(&response);
+    let kind = "holdfast.participants.v1.EventMaintenanceAnnounced";
+    assert_eq!(attributes(&response, kind, "start_height"), [start_height.to_string()]);
+    assert_eq!(scene.windows().await, 1);
+    let late = participants::MsgAnnounceMaintenance { start_height: 1, end_height: 5, ..announce };
+    bad(&scene.joiner(late).await, "participants", 10, "start_height");
+    let cancel = participants::MsgCancelMaintenance { participant: participant.clone(), start_height };
+    good(&scene.joiner(cancel.clone()).await);
+    assert_eq!(scene.windows().await, 0);
+    bad(&scene.joiner(cancel).await, "participants", 12, "start_height");
+
+    let withdraw = participants::MsgWithdrawCollateral { participant, amount: uhold(30) };
+    let response = scene.joiner(withdraw.clone()).await;
+    good(&response);
+    let epoch = answer::<participants::MsgWithdrawCollateralResponse>(&response).unbonding_epoch;
+    assert_eq!(epoch, epoch_of(response.height) + 1, "it backs the weight of this epoch");
+    let much = participants::MsgWithdrawCollateral { amount: uhold(46), ..withdraw };
+    bad(&scene.joiner(much).await, "participants", 8, "45 is bonded");
+    epoch
+}
+
+/// Inferences that are answered, reported, withdrawn, and what is refused on the way.
+async fn infer(scene: &mut Scene) {
+    let (gateway, executor) = (scene.gateway.id.to_string(), scene.executor.id.to_string());
+    let before = (scene.gateway.balance().await, scene.executor.balance().await);
+
+    let response = scene.gateway(scene.start("answered", MODELS[0], &executor)).await;
+    good(&response);
+    let kind = "holdfast.inference.v1.EventInferenceStarted";
+    assert_eq!(attributes(&response, kind, "inference_id"), ["answered"]);
+    assert_eq!(attributes(&response, kind, "assigned_to"), [executor.as_str()]);
+    // 300 tokens at 1 each, paid in advance.
+    assert_eq!(scene.gateway.balance().await, before.0 - FEE - 300);
+    assert_eq!(scene.client.balance(&module_address("inference")).await, 300);
+    assert_eq!(scene.inference("answered").await.status(), inference::InferenceStatus::Started);
+    bad(&scene.gateway(scene.start("answered", MODELS[0], &executor)).await, "inference", 7, "answered");
+    bad(&scene.joiner(finish(&scene.joiner, "answered")).await, "inference", 14, &executor);
+    let response = scene.executor(finish(&scene.executor, "answered")).await;
+    good(&response);
+    let kind = "holdfast.inference.v1.EventInferenceFinished";
+    assert_eq!(attributes(&response, kind, "inference_id"), ["answered"]);
+    let ended = scene.inference("answered").await;
+    assert_eq!(ended.status(), inference::InferenceStatus::Finished);
+    assert_eq!((ended.paid.as_str(), ended.refunded.as_str()), ("150", "150"));
+    assert_eq!(scene.gateway.balance().await, before.0 - 2 * FEE - 150);
+    assert_eq!(scene.executor.balance().await, before.1 - FEE + 150);
+    bad(&scene.executor(finish(&scene.executor, "answered")).await, "inference", 12, "closed");
+
+    good(&scene.gateway(scene.start("reported", MODELS[0], &executor)).await);
+    let report =
+        inference::MsgReportFailure { executor: executor.clone(), inference_id: "reported".into(), kind: 4 };
+    let response = scene.executor(report).await;
+    good(&response);
+    let kind = "holdfast.inference.v1.EventInferenceMissed";
+    assert_eq!(attributes(&response, kind, "cause"), ["reported"]);
+    let ended = scene.inference("reported").await;
+    assert_eq!(ended.status(), inference::InferenceStatus::Failed);
+    assert_eq!((ended.refunded.as_str(), ended.failure_kind), ("300", 4));
+
+    good(&scene.gateway(scene.start("withdrawn", MODELS[1], &executor)).await);
+    let cancel =
+        inference::MsgCancelInference { requested_by: gateway.clone(), inference_id: "withdrawn".into() };
+    let foreign = inference::MsgCancelInference { requested_by: scene.joiner.id.to_string(), ..cancel.clone() };
+    bad(&scene.joiner(foreign).await, "inference", 2, &gateway);
+    let response = scene.gateway(cancel).await;
+    good(&response);
+    let kind = "holdfast.inference.v1.EventInferenceReleased";
+    assert_eq!(attributes(&response, kind, "cause"), ["cancelled"]);
+    assert_eq!(scene.inference("withdrawn").await.status(), inference::InferenceStatus::Cancelled);
+
+    let unknown = inference::MsgCancelInference { requested_by: gateway, inference_id: "never".into() };
+    bad(&scene.gateway(unknown).await, "inference", 11, "never");
+    bad(&scene.gateway(scene.start("no-model", "none", &executor)).await, "inference", 4, "none");
+    let stranger = address(200).to_string();
+    bad(&scene.gateway(scene.start("no-one", MODELS[0], &stranger)).await, "inference", 6, &stranger);
+    // Seven starts and two cancels of the gateway; 150 of all tokens was earned, the rest came back.
+    assert_eq!(scene.gateway.balance().await, before.0 - 8 * FEE - 150);
+    assert_eq!(scene.client.balance(&module_address("inference")).await, 0);
+}
+
+/// The participant serves in its first epoch, claims what it took out, and leaves.
+async fn serve_and_leave(scene: &mut Scene, claimable: u64) {
+    for _ in 0..2_000 {
+        if scene.epoch().await.epoch.is_some_and(|epoch| epoch.index >= claimable) {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    let participant = scene.joiner.id.to_string();
+    let request = participants::QueryEpochGroupRequest { model: MODELS[1].into(), pagination: None };
+    let path = "/holdfast.participants.v1.Query/EpochGroup";
+    let group: participants::QueryEpochGroupResponse = scene.client.call(path, &request).await.expect("a group");
+    let member = group.members.iter().find(|m| m.participant == participant).expect("it serves");
+    assert_eq!((member.weight, member.active), (45, true), "75 bonded less 30 taken out");
+
+    let before = scene.joiner.balance().await;
+    let response = scene.joiner(participants::MsgClaimCollateral { participant: participant.clone() }).await;
+    good(&response);
+    assert_eq!(answer::<participants::MsgClaimCollateralResponse>(&response).amount, uhold(30));
+    assert_eq!(scene.joiner.balance().await, before + 30 - FEE);
+
+    good(&scene.gateway(scene.start("joined", MODELS[1], &participant)).await);
+    good(&scene.joiner(finish(&scene.joiner, "joined")).await);
+
+    let response = scene.joiner(participants::MsgLeaveNetwork { participant: participant.clone() }).await;
+    good(&response);
+    let kind = "holdfast.participants.v1.EventParticipantLeft";
+    assert_eq!(attributes(&response, kind, "participant"), [participant.as_str()]);
+    let known = scene.participant().await;
+    assert_eq!(known.status(), participants::ParticipantStatus::Left);
+    assert_eq!((known.collateral.as_str(), known.unbonding.as_str()), ("0", "45"));
+    bad(&scene.gateway(scene.start("left", MODELS[1], &participant)).await, "inference", 8, &participant);
+    bad(&scene.joiner(participants::MsgLeaveNetwork { participant }).await, "participants", 5, "not registered");
+}
+
+/// Who may change parameters is an account without a key, so nobody else gets through either way.
+async fn authority_only(scene: &mut Scene) {
+    async fn both<M: Message + Name>(scene: &mut Scene, module: &str, message: impl Fn(String) -> M) {
+        let gov = module_address("gov").to_string();
+        // In the name of the module account: nobody can sign for it.
+        let raw = scene.gateway.draft(vec![any(&message(gov.clone()))]).sign(&scene.gateway.key);
+        let response = scene.client.broadcast(raw).await;
+        bad(&response, "sdk", 4, &gov);
+        // In one's own name: the module refuses.
+        let own = message(scene.gateway.id.to_string());
+        bad(&scene.gateway(own).await, module, 2, "authority");
+    }
+    let mask = |path: &str| Some(FieldMask { paths: vec![path.into()] });
+    both(scene, "epochs", |authority| epochs::MsgUpdateParams {
+        authority,
+        params: Some(epochs::Params { epoch_length: 7, poc_length: 0 }),
+        update_mask: mask("epoch_length"),
+    })
+    .await;
+    both(scene, "participants", |authority| participants::MsgRegisterModel {
+        authority,
+        model: Some(participants::Model { id: "model-3".into() }),
+    })
+    .await;
+    both(scene, "participants", |authority| participants::MsgUpdateParams {
+        authority,
+        params: Some(participants::Params { max_models: 7, ..Default::default() }),
+        update_mask: mask("max_models"),
+    })
+    .await;
+    both(scene, "inference", |authority| inference::MsgUpdateParams {
+        authority,
+        params: Some(inference::Params { token_price: uhold(7), ..Default::default() }),
+        update_mask: mask("token_price"),
+    })
+    .await;
+    let executor = scene.executor.id.to_string();
+    both(scene, "breaker", |authority| breaker::MsgSetBreakerOverride {
+        authority,
+        model: MODELS[0].into(),
+        participant: executor.clone(),
+        to: breaker::OverrideTo::Excluded.into(),
+        until_block: 10_000,
+    })
+    .await;
+}
+
+/// Everything that only the authority could have changed.
+async fn governed(client: &Client) -> Vec<Vec<u8>> {
+    let mut answers = Vec::new();
+    for path in [
+        "/holdfast.epochs.v1.Query/Params",
+        "/holdfast.participants.v1.Query/Params",
+        "/holdfast.participants.v1.Query/Models",
+        "/holdfast.inference.v1.Query/Params",
+        "/holdfast.breaker.v1.Query/Overrides",
+    ] {
+        answers.push(client.raw(path, Vec::new(), None).await.expect("an answer").0);
+    }
+    answers
+}
+
+#[test]
+fn cosmrs_signs_and_broadcasts_every_message_of_the_chain() {
+    let chain = Chain::with_executors("msgs-1", &[1, 3, 9], &[(9, 100)]);
+    let node = chain.start("0.1");
+    block_on(async {
+        let mut scene = Scene::new(&node, &chain).await;
+        transfer(&mut scene).await;
+        let claimable = join(&mut scene).await;
+        infer(&mut scene).await;
+        let before = governed(&scene.client).await;
+        authority_only(&mut scene).await;
+        assert_eq!(governed(&scene.client).await, before);
+        serve_and_leave(&mut scene, claimable).await;
+        assert_eq!(scene.sent, message_types(), "every message was sent, and no other");
+
+        // Nothing was made or lost: what all have together is the supply.
+        let mut sum = 0;
+        for account in [1, 2, 3, 9].map(address) {
+            sum += scene.client.balance(&account).await;
+        }
+        for module in ["participants", "inference", "fee_collector"].map(module_address) {
+            sum += scene.client.balance(&module).await;
+        }
+        assert_eq!(sum, 3 * FUNDS + 100);
+    });
+    assert_eq!(node.stop("TERM").status.code(), Some(0));
+}
