@@ -1,6 +1,7 @@
 //! The genesis document: `genesis.json` in the shape Cosmos tools expect.
 
-use holdfast_proto::{Timestamp, from_json, to_json};
+use holdfast_proto::holdfast::{epochs, inference};
+use holdfast_proto::{Message, Name, Timestamp, from_json, to_json};
 use holdfast_types::{Coin, Height, Hrp};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -231,6 +232,25 @@ impl GenesisDoc {
                 .validate_genesis(&genesis, &hrp)
                 .map_err(|e| bad(format!("app_state.{}", module.name()), e.message))?;
         }
+        self.check_cooldown()
+    }
+
+    /// A fresh chain's longest cooldown fits into its epochs. An exported chain may have shortened its epochs
+    /// since: the rule holds when the cooldown changes (breaker.md 5).
+    fn check_cooldown(&self) -> Result<(), GenesisError> {
+        let epochs: epochs::v1::GenesisState = self.state("epochs")?;
+        let inference: inference::v1::GenesisState = self.state("inference")?;
+        let length = epochs.params.map_or(0, |params| params.epoch_length);
+        let params = inference.params.and_then(|params| params.validation);
+        let cooldown = params.map_or(0, |params| params.health_cb_max_cooldown_blocks);
+        if epochs.epochs.is_empty() && cooldown > length {
+            let rule = format!("must be at most app_state.epochs.params.epoch_length, {length}");
+            return Err(bad("app_state.inference.params.validation.health_cb_max_cooldown_blocks", rule));
+        }
         Ok(())
+    }
+
+    fn state<M: Message + Name + Default>(&self, module: &str) -> Result<M, GenesisError> {
+        M::decode(self.module(module)?.as_slice()).map_err(|e| bad(format!("app_state.{module}"), e))
     }
 }

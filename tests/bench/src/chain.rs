@@ -72,7 +72,9 @@ pub fn run(size: &Size) -> Result<Outcome> {
     for &participants in size.participants {
         let [cold, checked] = measure(size, participants)?;
         for (name, kind) in [("cold", &cold), ("checked", &checked)] {
-            let row = |what: &str, value: f64| Row::new(&format!("chain.{name}.{participants}.{what}"), "us", value);
+            let row = |what: &str, value: f64| {
+                Row::new(&format!("chain.{name}.{participants}.{what}"), "us", value)
+            };
             let (total, raw) = (median(&kind.total_us), median(&kind.raw_us));
             rows.push(row("message", total).against("raw verify", raw, Better::Lower).below(MESSAGE_US));
             rows.push(row("finalize", median(&kind.finalize_us)));
@@ -120,7 +122,8 @@ pub fn run(size: &Size) -> Result<Outcome> {
 pub fn run_peer(peers: &Path, ours: &Outcome, quick: bool) -> Result<Outcome> {
     let folder = peers.join("txpipe");
     let copied = tempfile::tempdir()?;
-    let entries = std::fs::read_dir(&folder).with_context(|| format!("{} has no txpipe folder", peers.display()))?;
+    let entries =
+        std::fs::read_dir(&folder).with_context(|| format!("{} has no txpipe folder", peers.display()))?;
     for entry in entries {
         let entry = entry?;
         if entry.file_type()?.is_file() {
@@ -150,7 +153,8 @@ fn compare(ours: &Outcome, text: &str) -> Result<Outcome> {
     ];
     let mut rows = Vec::new();
     for row in &ours.rows {
-        let Some((what, theirs)) = pairs.iter().find(|(what, _)| row.name.rsplit('.').next() == Some(what)) else {
+        let Some((what, theirs)) = pairs.iter().find(|(what, _)| row.name.rsplit('.').next() == Some(what))
+        else {
             continue;
         };
         let better = if *what == "share_of_raw_with_commit" { Better::Higher } else { Better::Lower };
@@ -227,7 +231,10 @@ mod tests {
     fn every_transaction_of_both_kinds_of_blocks_succeeds() {
         let outcome = run(&Size { participants: &[3, 6], messages: 3, warm_up: 1, blocks: 1 }).unwrap();
         let names: Vec<&str> = outcome.rows.iter().map(|row| row.name.as_str()).collect();
-        assert!(names.contains(&"chain.cold.3.message") && names.contains(&"chain.checked.flat_3_to_6"), "{names:?}");
+        assert!(
+            names.contains(&"chain.cold.3.message") && names.contains(&"chain.checked.flat_3_to_6"),
+            "{names:?}"
+        );
         assert!(outcome.rows.iter().all(|row| row.value > 0.0));
 
         let line = r#"{"us_per_tx": 471, "cpu_us_per_tx": 467, "block_tx_over_verify_limit": 0.33, "checktx_us_per_tx": 328}"#;

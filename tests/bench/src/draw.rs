@@ -133,7 +133,8 @@ async fn over_grpc(size: Size) -> Result<Outcome> {
             rate(&echo_us),
             Better::Higher,
         ),
-        Row::new(&format!("draw.grpc.{}.share_of_no_op", size.members), "share", median(&shares)).at_least(NO_OP_SHARE),
+        Row::new(&format!("draw.grpc.{}.share_of_no_op", size.members), "share", median(&shares))
+            .at_least(NO_OP_SHARE),
     ];
     let details = serde_json::json!({ "ours_us": our_us, "no_op_us": echo_us, "share": shares });
     Ok(Outcome { rows, details })

@@ -64,7 +64,8 @@ pub fn run(size: &Size) -> Result<Outcome> {
             cpu.push(median(&busy));
             details.insert(format!("{name}.{count}"), serde_json::json!({ "wall_us": wall, "cpu_us": busy }));
         }
-        if let (Some(first), Some(few), Some(many)) = (cpu.first(), participants.first(), participants.last()) {
+        if let (Some(first), Some(few), Some(many)) = (cpu.first(), participants.first(), participants.last())
+        {
             let worst = cpu.iter().copied().fold(0.0, f64::max) / first;
             let name = format!("endblock.{name}.flat_{few}_to_{many}");
             rows.push(Row::new(&name, "times", worst).at_most(FLAT));

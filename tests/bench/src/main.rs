@@ -147,7 +147,9 @@ fn measure(name: &str, args: &Args) -> Result<String> {
     let quick = args.quick;
     let outcome = match name {
         "store" => return Ok(serde_json::to_string(&store::run(args.store_size())?)?),
-        "signatures" => signatures::run(if quick { signatures::Size::QUICK } else { signatures::Size::FULL })?,
+        "signatures" => {
+            signatures::run(if quick { signatures::Size::QUICK } else { signatures::Size::FULL })?
+        }
         "chain" => chain::run(&if quick { chain::Size::QUICK } else { chain::Size::FULL })?,
         "endblock" => endblock::run(&if quick { endblock::Size::QUICK } else { endblock::Size::FULL })?,
         "draw" => draw::run(if quick { draw::Size::QUICK } else { draw::Size::FULL })?,
@@ -161,7 +163,11 @@ fn measure(name: &str, args: &Args) -> Result<String> {
 }
 
 /// A benchmark in a process of its own, so that heaps and peak memory do not carry over, as the peers do.
-fn in_own_process<T: serde::de::DeserializeOwned>(name: &str, quick: bool, trace: Option<&Path>) -> Result<T> {
+fn in_own_process<T: serde::de::DeserializeOwned>(
+    name: &str,
+    quick: bool,
+    trace: Option<&Path>,
+) -> Result<T> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["--child", name]);
     if quick {

@@ -75,10 +75,8 @@ fn accounts(label: u64, count: usize, first_number: usize) -> Vec<Account> {
 impl Scene {
     /// A chain before its first block, under the recommended parameters or others.
     pub fn new(gateways: usize, executors: usize, params: Option<ValidationParams>) -> Result<Self> {
-        let all = Accounts {
-            gateways: accounts(1, gateways, 0),
-            executors: accounts(2, executors, gateways),
-        };
+        let all =
+            Accounts { gateways: accounts(1, gateways, 0), executors: accounts(2, executors, gateways) };
         let spec = |index: usize| ExecutorSpec {
             profile: Profile::Healthy,
             weight: 80 + 10 * (index as u64 % 5),
@@ -140,9 +138,13 @@ impl Scene {
 /// Fails when a transaction of the block failed: the times would be of other work.
 pub fn all_succeeded(finalized: &FinalizedBlock) -> Result<()> {
     for result in &finalized.tx_results {
-        ensure!(result.code == 0, "a transaction failed: {} {}: {}", result.codespace, result.code, result.log);
+        ensure!(
+            result.code == 0,
+            "a transaction failed: {} {}: {}",
+            result.codespace,
+            result.code,
+            result.log
+        );
     }
     Ok(())
 }
-
-

@@ -74,7 +74,8 @@ pub fn run(size: Size) -> Result<Outcome> {
     let mut others = Vec::new();
     for index in 0..size.signatures {
         let (key, check, document, signature) = sample(index);
-        let key = VerifyingKey::from_sec1_bytes(&key.public_key().to_bytes()).context("k256 refuses a key")?;
+        let key =
+            VerifyingKey::from_sec1_bytes(&key.public_key().to_bytes()).context("k256 refuses a key")?;
         others.push(Other { key, digest: Sha256::digest(&document).into(), signature });
         ours.push(check);
     }
@@ -94,15 +95,24 @@ pub fn run(size: Size) -> Result<Outcome> {
     }
     let rate = |us: &[f64]| 1e6 / median(us);
     let rows = vec![
-        Row::new("signatures.one_thread", "1/s", rate(&one)).against("k256, one thread", rate(&k256), Better::Higher),
+        Row::new("signatures.one_thread", "1/s", rate(&one)).against(
+            "k256, one thread",
+            rate(&k256),
+            Better::Higher,
+        ),
         Row::new("signatures.one_thread_cpu", "us", median(&one_cpu)).against(
             "k256, one thread",
             median(&k256_cpu),
             Better::Lower,
         ),
-        Row::new("signatures.all_cores", "1/s", rate(&batch)).against("one thread", rate(&one), Better::Higher),
+        Row::new("signatures.all_cores", "1/s", rate(&batch)).against(
+            "one thread",
+            rate(&one),
+            Better::Higher,
+        ),
     ];
-    let details = serde_json::json!({ "one_us": one, "k256_us": k256, "batch_us": batch, "cores": cores().get() });
+    let details =
+        serde_json::json!({ "one_us": one, "k256_us": k256, "batch_us": batch, "cores": cores().get() });
     Ok(Outcome { rows, details })
 }
 

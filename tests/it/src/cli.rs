@@ -6,7 +6,8 @@ use crate::chain::{Chain, DENOM, FUNDS, MODELS, address};
 use crate::process::{Ran, SHORT, command, holdfast, run_with};
 
 /// The phrase whose first address, `cosmos19rl4...`, every Cosmos wallet knows.
-const ABANDON: &str = "abandon abandon abandon abandon abandon abandon abandon abandon abandon abandon abandon about\n";
+const ABANDON: &str =
+    "abandon abandon abandon abandon abandon abandon abandon abandon abandon abandon abandon about\n";
 fn bytes_of(address: &str) -> Vec<u8> {
     address.parse::<cosmrs::AccountId>().expect("an address").to_bytes()
 }
@@ -24,12 +25,14 @@ fn keys_transfers_and_queries_work_from_the_command_line() {
     let bob = recovered["address"].as_str().expect("an address").to_owned();
     assert_eq!(bytes_of(&bob), bytes_of("cosmos19rl4cm2hmr8afy4kldpxz3fka4jguq0auqdal4"));
     let listed = holdfast(&["keys", "list", "--home", &home]).json();
-    let names: Vec<&str> = listed.as_array().expect("a list").iter().filter_map(|k| k["name"].as_str()).collect();
+    let names: Vec<&str> =
+        listed.as_array().expect("a list").iter().filter_map(|k| k["name"].as_str()).collect();
     assert_eq!(names, ["alice", "bob"]);
     let shown = holdfast(&["keys", "show", "alice", "--home", &home]).json();
     assert_eq!((&shown["address"], shown.get("mnemonic")), (&made["address"], None));
     assert_eq!(holdfast(&["keys", "show", "alice", "--address", "--home", &home]).ok().trim(), alice);
-    holdfast(&["keys", "show", "carol", "--home", &home]).refused(1, &["carol", "keys list", "(cli error 33)"]);
+    holdfast(&["keys", "show", "carol", "--home", &home])
+        .refused(1, &["carol", "keys list", "(cli error 33)"]);
     holdfast(&["keys", "add", "alice", "--home", &home]).refused(1, &["alice", "(cli error 32)"]);
 
     holdfast(&["genesis", "add-account", "alice", &format!("{FUNDS}{DENOM}"), "--home", &home]).ok();
@@ -54,7 +57,8 @@ fn keys_transfers_and_queries_work_from_the_command_line() {
 
     // A transfer, in a block when the command returns.
     let send = ["bank", "send", "--from", "alice", "--to-address", &bob, "--amount", "700uhold"];
-    let sent = tx(&[&send[..], &["--fees", "300uhold", "--memo", "hello", "--yes", "--wait"]].concat()).json();
+    let sent =
+        tx(&[&send[..], &["--fees", "300uhold", "--memo", "hello", "--yes", "--wait"]].concat()).json();
     let hash = sent["txhash"].as_str().expect("a hash").to_owned();
     assert_eq!((sent["code"].as_u64(), sent["gas_wanted"].as_str()), (Some(0), Some("200000")), "{sent}");
     assert_eq!((balance(&alice), balance(&bob)), (FUNDS - 1_000, 700));
@@ -92,7 +96,8 @@ fn keys_transfers_and_queries_work_from_the_command_line() {
     let before = (height.parse::<i64>().expect("a number") - 1).to_string();
     let old = query(&["bank", "balance", "--address", &bob, "--denom", DENOM, "--height", &before]).json();
     assert_eq!(old["balance"]["amount"], "0");
-    let text = query(&["participants", "participant", "--participant", &address(9).to_string(), "-o", "text"]).ok();
+    let text =
+        query(&["participants", "participant", "--participant", address(9).as_ref(), "-o", "text"]).ok();
     assert!(text.contains("collateral: \"100\"") && text.contains("- model-1"), "{text}");
     query(&["inference", "get-random-executor", "--model", "none"])
         .refused(1, &["GetRandomExecutor", "not registered", "not found", "(cli error 42)"]);
@@ -122,7 +127,10 @@ fn version_completion_and_help_need_no_node() {
     let long = holdfast(&["version", "--long", "--output", "json"]).json();
     assert_eq!(long["server_name"], "holdfastd");
     let script = holdfast(&["completion", "bash"]).ok();
-    assert!(script.contains("complete -F _holdfastd") && script.contains("get-random-executor"), "no bash script");
+    assert!(
+        script.contains("complete -F _holdfastd") && script.contains("get-random-executor"),
+        "no bash script"
+    );
     let help = holdfast(&["--help"]).ok();
     for verb in ["init", "start", "devnet", "keys", "genesis", "tx", "query", "version", "completion"] {
         assert!(help.contains(&format!("\n  {verb} ")), "{verb} is not in:\n{help}");

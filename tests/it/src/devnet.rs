@@ -39,7 +39,10 @@ fn report(folder: &Path) -> Value {
 }
 
 fn number(value: &Value, pointer: &str) -> u64 {
-    value.pointer(pointer).and_then(Value::as_u64).unwrap_or_else(|| panic!("{pointer} is no count in {value}"))
+    value
+        .pointer(pointer)
+        .and_then(Value::as_u64)
+        .unwrap_or_else(|| panic!("{pointer} is no count in {value}"))
 }
 
 /// Every field the report must have, and the kind of its value.
@@ -52,9 +55,23 @@ fn check_shape(report: &Value) {
         text.len() == 64 && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
     };
     for pointer in [
-        "/seed", "/blocks", "/miss_rate_bp", "/invariant_checks", "/trace/rows", "/requests/offered",
-        "/requests/started", "/requests/finished", "/requests/missed", "/requests/released", "/requests/refused",
-        "/requests/pending", "/draws/total", "/draws/probe", "/draws/fallback", "/tx/delivered", "/tx/failed",
+        "/seed",
+        "/blocks",
+        "/miss_rate_bp",
+        "/invariant_checks",
+        "/trace/rows",
+        "/requests/offered",
+        "/requests/started",
+        "/requests/finished",
+        "/requests/missed",
+        "/requests/released",
+        "/requests/refused",
+        "/requests/pending",
+        "/draws/total",
+        "/draws/probe",
+        "/draws/fallback",
+        "/tx/delivered",
+        "/tx/failed",
         "/tx/per_second",
     ] {
         number(report, pointer);
@@ -69,13 +86,21 @@ fn check_shape(report: &Value) {
     let executors = of(report, "/executors");
     for executor in executors.as_array().expect("a list") {
         for pointer in [
-            "/weight", "/assigned", "/finished", "/missed", "/exclusions", "/probes_passed", "/probes_failed",
+            "/weight",
+            "/assigned",
+            "/finished",
+            "/missed",
+            "/exclusions",
+            "/probes_passed",
+            "/probes_failed",
             "/blocks_excluded",
         ] {
             number(executor, pointer);
         }
         for pointer in [
-            "/first_fault_height", "/fifth_consecutive_miss_height", "/first_exclusion_height",
+            "/first_fault_height",
+            "/fifth_consecutive_miss_height",
+            "/first_exclusion_height",
             "/misses_before_first_exclusion",
         ] {
             let height = of(executor, pointer);
@@ -85,7 +110,9 @@ fn check_shape(report: &Value) {
         assert!(of(executor, "/profile").is_string());
         assert!(of(executor, "/models").as_array().is_some_and(|models| !models.is_empty()));
         let state = of(executor, "/state");
-        assert!(["healthy", "probe", "probe_claimed", "excluded"].contains(&state.as_str().unwrap_or_default()));
+        assert!(
+            ["healthy", "probe", "probe_claimed", "excluded"].contains(&state.as_str().unwrap_or_default())
+        );
     }
 }
 
@@ -100,7 +127,10 @@ fn check_sums(report: &Value) {
         executors.iter().map(|e| number(e, &format!("/{name}"))).sum::<u64>()
     };
     assert_eq!((sum("assigned"), sum("finished"), sum("missed")), (started, finished, missed));
-    assert_eq!(number(report, "/miss_rate_bp"), (10_000 * missed).checked_div(finished + missed).unwrap_or(0));
+    assert_eq!(
+        number(report, "/miss_rate_bp"),
+        (10_000 * missed).checked_div(finished + missed).unwrap_or(0)
+    );
     assert!(number(report, "/draws/total") >= started);
     assert!(number(report, "/invariant_checks") > 0);
 }
@@ -140,9 +170,11 @@ fn the_same_seed_gives_the_same_run_at_any_address_folder_load_and_thread_count(
     let (one, two, home) = (dir.path().join("one"), dir.path().join("two"), dir.path().join("home"));
     devnet(&["--blocks", "80", "--seed", "7", "--report", text(&one)]).ok();
     // Another port, a kept home, one thread instead of one a core, and no idle core.
-    let free = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").to_string();
+    let free =
+        TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").to_string();
     let load = Load::new();
-    let args = ["devnet", "--blocks", "80", "--seed", "7", "--headless", "--home", text(&home), "--listen", &free];
+    let args =
+        ["devnet", "--blocks", "80", "--seed", "7", "--headless", "--home", text(&home), "--listen", &free];
     let mut again = command(&args);
     again.args(["--report", text(&two)]).env("TOKIO_WORKER_THREADS", "1");
     let out = run(&mut again, RUN).ok();
@@ -154,7 +186,8 @@ fn the_same_seed_gives_the_same_run_at_any_address_folder_load_and_thread_count(
     assert_eq!((number(&first, "/blocks"), number(&first, "/seed")), (80, 7));
     assert!(number(&first, "/requests/missed") > 0 && number(&first, "/requests/finished") > 500);
     assert_eq!(repeatable(first), repeatable(report(&two)));
-    let svg = |folder: &Path| std::fs::read_to_string(folder.join("timeline.svg")).expect("timeline.svg is there");
+    let svg =
+        |folder: &Path| std::fs::read_to_string(folder.join("timeline.svg")).expect("timeline.svg is there");
     assert_eq!(svg(&one), svg(&two));
     assert!(svg(&one).starts_with("<svg") && svg(&one).trim_end().ends_with("</svg>"));
     let html = std::fs::read_to_string(one.join("report.html")).expect("report.html is there");
@@ -185,7 +218,8 @@ fn write_trace(path: &Path, requests: u64) {
     let mut rows = "TIMESTAMP,ContextTokens,GeneratedTokens\n".to_owned();
     for n in 0..requests {
         let (minute, second, fraction) = (n / 240, n / 4 % 60, n % 4 * 25);
-        rows += &format!("2023-11-16 18:{minute:02}:{second:02}.{fraction:02}00000,{},{}\n", 100 + n, 5 + n % 50);
+        rows +=
+            &format!("2023-11-16 18:{minute:02}:{second:02}.{fraction:02}00000,{},{}\n", 100 + n, 5 + n % 50);
     }
     std::fs::write(path, rows).expect("writable");
 }
@@ -308,7 +342,8 @@ fn the_breaker_keeps_the_healthy_and_takes_the_dying_at_their_fifth_miss() {
     let dying = with("dying");
     assert_eq!(dying.len(), 3);
     for executor in dying {
-        let (fifth, out) = (number(executor, "/fifth_consecutive_miss_height"), number(executor, "/first_exclusion_height"));
+        let (fifth, out) =
+            (number(executor, "/fifth_consecutive_miss_height"), number(executor, "/first_exclusion_height"));
         assert_eq!(out, fifth, "it goes at the end of the block of its fifth miss: {executor}");
         assert!(out > number(executor, "/first_fault_height"), "{executor}");
         assert!(number(executor, "/misses_before_first_exclusion") < 5, "{executor}");

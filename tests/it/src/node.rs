@@ -27,7 +27,8 @@ async fn walk(client: &Client, last: i64, known: &[(i64, String)]) -> usize {
     let mut txs = 0;
     for height in 1..=last {
         let request = GetBlockByHeightRequest { height };
-        let answer: GetBlockByHeightResponse = client.call(BLOCK, &request).await.expect("the block is there");
+        let answer: GetBlockByHeightResponse =
+            client.call(BLOCK, &request).await.expect("the block is there");
         let block = answer.block.expect("a block");
         let header = block.header.expect("a header");
         assert_eq!(header.height, height);
@@ -158,13 +159,17 @@ fn start_and_init_refuse_what_cannot_be_and_say_what_to_do() {
     let nowhere = empty.path().join("none").to_str().expect("UTF-8").to_owned();
     let home = chain.home();
     holdfast(&["start", "--home", &nowhere]).refused(1, &["holdfastd init", "(cli error 23)"]);
-    holdfast(&["init", "again", "--home", &home, "--chain-id", "bad-1"]).refused(1, &["--force", "(cli error 22)"]);
+    holdfast(&["init", "again", "--home", &home, "--chain-id", "bad-1"])
+        .refused(1, &["--force", "(cli error 22)"]);
     holdfast(&["init", "x", "--home", &nowhere, "--chain-id", "a"]).refused(2, &["--chain-id", "3 to 50"]);
-    holdfast(&["start", "--home", &home, "--block-seconds", "0"]).refused(2, &["--block-seconds", "(cli error 12)"]);
-    holdfast(&["start", "--home", &home, "--grpc-listen", "here"]).refused(2, &["--grpc-listen", "(cli error 12)"]);
+    holdfast(&["start", "--home", &home, "--block-seconds", "0"])
+        .refused(2, &["--block-seconds", "(cli error 12)"]);
+    holdfast(&["start", "--home", &home, "--grpc-listen", "here"])
+        .refused(2, &["--grpc-listen", "(cli error 12)"]);
     holdfast(&["start", "--home", &home, "--minimum-gas-prices", "1uatom"])
         .refused(1, &["minimum-gas-prices", "uhold", "(cli error 26)"]);
-    holdfast(&["start", "--home", &home, "--port", "1"]).refused(2, &["--port", "--grpc-listen", "(cli error 13)"]);
+    holdfast(&["start", "--home", &home, "--port", "1"])
+        .refused(2, &["--port", "--grpc-listen", "(cli error 13)"]);
 
     let genesis = chain.path().join("config/genesis.json");
     let good = std::fs::read_to_string(&genesis).expect("there");
@@ -178,7 +183,8 @@ fn start_and_init_refuse_what_cannot_be_and_say_what_to_do() {
         assert!(good.contains(from), "{from} is not in the file");
         std::fs::write(&genesis, good.replacen(from, to, 1)).expect("writable");
         holdfast(&["genesis", "validate", "--home", &home]).refused(1, &[field, "(cli error 27)"]);
-        let started = holdfast(&["start", "--home", &home, "--grpc-listen", "127.0.0.1:0", "--log-level", "error"]);
+        let started =
+            holdfast(&["start", "--home", &home, "--grpc-listen", "127.0.0.1:0", "--log-level", "error"]);
         started.refused(1, &[field]);
     }
     // Nothing of all that has left a trace.
@@ -193,17 +199,20 @@ fn blocks_and_node_info_are_read_by_cosmrs() {
     let node = chain.start("0.2");
     node.reach(2);
     block_on(async {
-        let channel = tonic::transport::Endpoint::from_shared(format!("http://{}", node.addr)).expect("an address");
+        let channel =
+            tonic::transport::Endpoint::from_shared(format!("http://{}", node.addr)).expect("an address");
         let mut service = ServiceClient::new(channel.connect().await.expect("the node listens"));
         let info = service.get_node_info(base::GetNodeInfoRequest {}).await.expect("an answer").into_inner();
         let node_info = info.default_node_info.expect("the node");
         assert_eq!((node_info.network.as_str(), node_info.moniker.as_str()), ("info-1", "a-node"));
         assert!(node_info.version.starts_with("0.38."), "{}", node_info.version);
         assert_eq!(info.application_version.expect("the program").app_name, "holdfastd");
-        let latest = service.get_latest_block(base::GetLatestBlockRequest {}).await.expect("an answer").into_inner();
+        let latest =
+            service.get_latest_block(base::GetLatestBlockRequest {}).await.expect("an answer").into_inner();
         let header = latest.sdk_block.and_then(|block| block.header).expect("a header");
         assert!(header.height >= 2 && header.chain_id == "info-1");
-        let mut block = async |height| service.get_block_by_height(base::GetBlockByHeightRequest { height }).await;
+        let mut block =
+            async |height| service.get_block_by_height(base::GetBlockByHeightRequest { height }).await;
         let first = block(1).await.expect("an answer").into_inner();
         assert_eq!(first.block.and_then(|block| block.header).expect("a header").height, 1);
         assert_eq!(block(1_000_000).await.expect_err("not reached").code(), Code::OutOfRange);

@@ -70,7 +70,8 @@ pub(crate) fn queries() -> BTreeMap<String, String> {
 
 #[test]
 fn the_list_of_requests_has_every_query_of_the_chain() {
-    let listed: Vec<String> = requests().into_iter().map(|(path, _)| path.to_owned()).collect();
+    let mut listed: Vec<String> = requests().into_iter().map(|(path, _)| path.to_owned()).collect();
+    listed.sort();
     assert_eq!(listed, queries().into_keys().collect::<Vec<_>>());
 }
 
@@ -169,9 +170,12 @@ fn a_thousand_calls_of_each_query_leave_app_hash_and_files_as_they_were() {
         }
         // A simulation runs messages, on a state of its own.
         let gateway = Wallet::open(&client, chain.id, 1).await;
-        let cancel = pb::MsgCancelInference { requested_by: gateway.id.to_string(), inference_id: "open".into() };
-        let simulate =
-            tx::SimulateRequest { tx_bytes: gateway.draft(vec![any(&cancel)]).sign(&gateway.key), ..Default::default() };
+        let cancel =
+            pb::MsgCancelInference { requested_by: gateway.id.to_string(), inference_id: "open".into() };
+        let simulate = tx::SimulateRequest {
+            tx_bytes: gateway.draft(vec![any(&cancel)]).sign(&gateway.key),
+            ..Default::default()
+        };
         call_often(&client, "/cosmos.tx.v1beta1.Service/Simulate", &simulate.encode_to_vec()).await;
         let get_tx = tx::GetTxRequest { hash };
         call_often(&client, "/cosmos.tx.v1beta1.Service/GetTx", &get_tx.encode_to_vec()).await;
@@ -179,7 +183,8 @@ fn a_thousand_calls_of_each_query_leave_app_hash_and_files_as_they_were() {
         let draw = pb::QueryGetRandomExecutorRequest { model: MODELS[0].into(), seed: Vec::new() };
         let path = "/holdfast.inference.v1.Query/GetRandomExecutor";
         for _ in 0..CALLS {
-            let answer: pb::QueryGetRandomExecutorResponse = client.call(path, &draw).await.expect("an executor");
+            let answer: pb::QueryGetRandomExecutorResponse =
+                client.call(path, &draw).await.expect("an executor");
             assert_eq!(answer.executor.expect("an executor").address, address(9).to_string());
         }
         let none = pb::QueryGetRandomExecutorRequest { model: "none".into(), seed: Vec::new() };

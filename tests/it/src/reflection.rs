@@ -90,10 +90,16 @@ fn grpcurl_calls_every_query_with_json() {
     assert_eq!(at("cosmos.auth.v1beta1.Query/Account", "/account/@type"), "/cosmos.auth.v1beta1.BaseAccount");
     assert_eq!(at("cosmos.auth.v1beta1.Query/Account", "/account/address"), address(1).to_string());
     assert_eq!(at("cosmos.auth.v1beta1.Query/Accounts", "/accounts").as_array().map(Vec::len), Some(3));
-    assert_eq!(at("cosmos.bank.v1beta1.Query/Balance", "/balance"), json!({ "denom": "uhold", "amount": "1000000000" }));
+    assert_eq!(
+        at("cosmos.bank.v1beta1.Query/Balance", "/balance"),
+        json!({ "denom": "uhold", "amount": "1000000000" })
+    );
     // Three accounts and what the executor has bonded.
     assert_eq!(at("cosmos.bank.v1beta1.Query/SupplyOf", "/amount/amount"), "3000000100");
-    assert_eq!(at("cosmos.base.tendermint.v1beta1.Service/GetNodeInfo", "/defaultNodeInfo/network"), "call-1");
+    assert_eq!(
+        at("cosmos.base.tendermint.v1beta1.Service/GetNodeInfo", "/defaultNodeInfo/network"),
+        "call-1"
+    );
     assert_eq!(at("holdfast.breaker.v1.Query/CircuitBreaker", "/effectiveState"), "STATE_HEALTHY");
     assert_eq!(at("holdfast.breaker.v1.Query/BreakerSummary", "/eligibleWeight"), "100");
     assert_eq!(at("holdfast.epochs.v1.Query/CurrentEpoch", "/epoch/length"), "25");
@@ -109,7 +115,11 @@ fn grpcurl_calls_every_query_with_json() {
     let unknown = json!({ "service": "nobody" }).to_string();
     refused(ask(&node, &["-d", &unknown], &["grpc.health.v1.Health/Check"]), "NotFound", "");
     let broken = json!({ "address": "hold1x", "denom": "uhold" }).to_string();
-    refused(ask(&node, &["-d", &broken], &["cosmos.bank.v1beta1.Query/Balance"]), "InvalidArgument", "address");
+    refused(
+        ask(&node, &["-d", &broken], &["cosmos.bank.v1beta1.Query/Balance"]),
+        "InvalidArgument",
+        "address",
+    );
 }
 
 #[test]

@@ -13,8 +13,8 @@ use crate::client::{Client, Draft, Wallet, altered, any, block_on, coin};
 
 /// Order of secp256k1.
 const ORDER: [u8; 32] = [
-    0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xfe, 0xba, 0xae,
-    0xdc, 0xe6, 0xaf, 0x48, 0xa0, 0x3b, 0xbf, 0xd2, 0x5e, 0x8c, 0xd0, 0x36, 0x41, 0x41,
+    0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xfe, 0xba,
+    0xae, 0xdc, 0xe6, 0xaf, 0x48, 0xa0, 0x3b, 0xbf, 0xd2, 0x5e, 0x8c, 0xd0, 0x36, 0x41, 0x41,
 ];
 
 /// The signature with its s negated: the other one of two that fit, which the SDK refuses.
@@ -131,8 +131,10 @@ fn bad_transactions_get_the_codes_of_the_sdk_and_change_nothing() {
         };
         let from_nobody = scene.with(|d| d.msgs = vec![nobody.to_any().expect("cosmrs packs it")]);
         // A field 1 that names the signer, in a message nobody knows.
-        let unknown = Any { type_url: "/holdfast.unknown.v1.MsgNothing".into(), value: scene.transfer().value };
-        let trailing = any(&pb::MsgCancelInference { requested_by: sender.clone(), inference_id: "x".into() });
+        let unknown =
+            Any { type_url: "/holdfast.unknown.v1.MsgNothing".into(), value: scene.transfer().value };
+        let trailing =
+            any(&pb::MsgCancelInference { requested_by: sender.clone(), inference_id: "x".into() });
         let trailing = Any { value: [trailing.value, vec![0x18, 1]].concat(), ..trailing };
         let plus = |more: &[u8]| [scene.with(|_| ()), more.to_vec()].concat();
         let whole = scene.with(|_| ());
@@ -148,16 +150,58 @@ fn bad_transactions_get_the_codes_of_the_sdk_and_change_nothing() {
         let cases: Vec<(&str, Vec<u8>, &str, u32, &str)> = vec![
             ("wrong chain id", scene.with(|d| d.chain_id = "codes-2".into()), "sdk", 4, ""),
             ("wrong account number", scene.with(|d| d.number = 9), "sdk", 4, ""),
-            ("a later sequence", scene.with(|d| d.sequence = 5), "sdk", 32, "account sequence mismatch, expected 0, got 5"),
-            ("a signature with one bit changed", altered(&whole, |tx| tx.signatures[0][40] ^= 1), "sdk", 4, ""),
+            (
+                "a later sequence",
+                scene.with(|d| d.sequence = 5),
+                "sdk",
+                32,
+                "account sequence mismatch, expected 0, got 5",
+            ),
+            (
+                "a signature with one bit changed",
+                altered(&whole, |tx| tx.signatures[0][40] ^= 1),
+                "sdk",
+                4,
+                "",
+            ),
             ("a high-s signature", altered(&whole, |tx| high_s(&mut tx.signatures[0])), "sdk", 4, ""),
             ("a short signature", altered(&whole, |tx| tx.signatures[0].truncate(63)), "sdk", 4, ""),
             ("another's key", scene.good().sign_as(&key(5), &scene.sender.key), "sdk", 4, ""),
-            ("another's public key", scene.good().sign(&key(5)), "sdk", 8, "pubKey does not match signer address"),
-            ("no signature", altered(&whole, |tx| tx.signatures.clear()), "sdk", 15, "no signatures supplied"),
-            ("two signatures", altered(&whole, |tx| tx.signatures.push(vec![1; 64])), "sdk", 4, "expected 1, got 2"),
-            ("eight signatures", altered(&whole, |tx| tx.signatures = vec![vec![1; 64]; 8]), "sdk", 14, "limit: 7"),
-            ("too low a fee", scene.with(|d| d.fee = vec![coin(4_999, DENOM)]), "sdk", 13, "insufficient fees; got: 4999uhold required: 5000uhold"),
+            (
+                "another's public key",
+                scene.good().sign(&key(5)),
+                "sdk",
+                8,
+                "pubKey does not match signer address",
+            ),
+            (
+                "no signature",
+                altered(&whole, |tx| tx.signatures.clear()),
+                "sdk",
+                15,
+                "no signatures supplied",
+            ),
+            (
+                "two signatures",
+                altered(&whole, |tx| tx.signatures.push(vec![1; 64])),
+                "sdk",
+                4,
+                "expected 1, got 2",
+            ),
+            (
+                "eight signatures",
+                altered(&whole, |tx| tx.signatures = vec![vec![1; 64]; 8]),
+                "sdk",
+                14,
+                "limit: 7",
+            ),
+            (
+                "too low a fee",
+                scene.with(|d| d.fee = vec![coin(4_999, DENOM)]),
+                "sdk",
+                13,
+                "insufficient fees; got: 4999uhold required: 5000uhold",
+            ),
             ("no fee", scene.with(|d| d.fee.clear()), "sdk", 13, "got: 0uhold"),
             ("a fee in another coin", scene.with(|d| d.fee = vec![coin(9_000, "uatom")]), "sdk", 10, "uatom"),
             ("a fee beyond the balance", from_poor, "sdk", 5, "100"),
@@ -165,21 +209,54 @@ fn bad_transactions_get_the_codes_of_the_sdk_and_change_nothing() {
             ("an unknown message type", scene.with(|d| d.msgs = vec![unknown]), "sdk", 6, "MsgNothing"),
             ("an unknown field in a message", scene.with(|d| d.msgs = vec![trailing]), "sdk", 34, ""),
             ("no message", scene.with(|d| d.msgs.clear()), "sdk", 18, "body.messages"),
-            ("a signer that is no address", scene.with(|d| d.msgs = vec![any(&pb::MsgCancelInference::default())]), "sdk", 7, "signer"),
+            (
+                "a signer that is no address",
+                scene.with(|d| d.msgs = vec![any(&pb::MsgCancelInference::default())]),
+                "sdk",
+                7,
+                "signer",
+            ),
             ("a long memo", scene.with(|d| d.memo = "m".repeat(257)), "sdk", 12, "256"),
             ("a height that is over", scene.with(|d| d.timeout = 1), "sdk", 30, "timeout height 1"),
-            ("too little gas", scene.with(|d| { d.gas = 100; d.fee = vec![coin(5_000, DENOM)] }), "sdk", 11, "gas"),
-            ("extension options", scene.with_body(|b| b.extension_options = vec![scene.transfer()]), "sdk", 31, "extension"),
-            ("another sign mode", scene.with_auth(|a| {
-                let mode = a.signer_infos[0].mode_info.as_mut().expect("a mode");
-                mode.sum = Some(Sum::Single(Single { mode: 127 }));
-            }), "sdk", 37, "SIGN_MODE_LEGACY_AMINO_JSON"),
+            (
+                "too little gas",
+                scene.with(|d| {
+                    d.gas = 100;
+                    d.fee = vec![coin(5_000, DENOM)]
+                }),
+                "sdk",
+                11,
+                "gas",
+            ),
+            (
+                "extension options",
+                scene.with_body(|b| b.extension_options = vec![scene.transfer()]),
+                "sdk",
+                31,
+                "extension",
+            ),
+            (
+                "another sign mode",
+                scene.with_auth(|a| {
+                    let mode = a.signer_infos[0].mode_info.as_mut().expect("a mode");
+                    mode.sum = Some(Sum::Single(Single { mode: 127 }));
+                }),
+                "sdk",
+                37,
+                "SIGN_MODE_LEGACY_AMINO_JSON",
+            ),
             ("trailing bytes", plus(&[0]), "sdk", 2, ""),
             ("an unknown field at the end", plus(&[0x22, 1, 7]), "sdk", 2, ""),
             ("a truncated transaction", whole[..whole.len() - 1].to_vec(), "sdk", 2, ""),
             ("an encoding that is not the shortest", longer, "sdk", 2, ""),
             ("no transaction at all", b"hello".to_vec(), "sdk", 2, ""),
-            ("a transaction above 1 MiB", scene.with(|d| d.memo = "m".repeat(1 << 20)), "sdk", 21, "tx too large"),
+            (
+                "a transaction above 1 MiB",
+                scene.with(|d| d.memo = "m".repeat(1 << 20)),
+                "sdk",
+                21,
+                "tx too large",
+            ),
         ];
         for (what, raw, codespace, code, text) in cases {
             let (space, got, log) = scene.said(raw).await;
@@ -195,7 +272,8 @@ fn bad_transactions_get_the_codes_of_the_sdk_and_change_nothing() {
             assert_eq!(status.code(), Code::InvalidArgument, "{what}: {status}");
         }
         for (hash, code) in [("00".repeat(32), Code::NotFound), ("xyz".into(), Code::InvalidArgument)] {
-            let status = scene.client.tx().get_tx(GetTxRequest { hash }).await.expect_err("no such transaction");
+            let status =
+                scene.client.tx().get_tx(GetTxRequest { hash }).await.expect_err("no such transaction");
             assert_eq!(status.code(), code, "{status}");
         }
 

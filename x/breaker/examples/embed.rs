@@ -36,7 +36,12 @@ impl ParticipantsRead for Crew {
     fn models(&self, _: &dyn KvRead) -> Result<Vec<String>, StoreError> {
         Ok(vec!["chat".into()])
     }
-    fn members(&self, _: &dyn KvRead, _: &BlockContext, _: &str) -> Result<Vec<(Address, Standing)>, StoreError> {
+    fn members(
+        &self,
+        _: &dyn KvRead,
+        _: &BlockContext,
+        _: &str,
+    ) -> Result<Vec<(Address, Standing)>, StoreError> {
         let standing = Standing { member: true, active: true, weight: 10, ..Standing::default() };
         Ok(self.0.map(|worker| (worker, standing)).to_vec())
     }
@@ -56,10 +61,12 @@ fn main() -> Result<(), ModuleError> {
         keeper.begin_block(&mut ctx)?;
         if keeper.health(ctx.store, &block, "chat", &executor)? != HealthClass::Out {
             // One job a block; the executor is down from block 21 to 40.
-            let job = StartAttempt { model: "chat", requester, signer: requester, executor, finished_at: None };
+            let job =
+                StartAttempt { model: "chat", requester, signer: requester, executor, finished_at: None };
             let Admission { stamp, claim } = keeper.admit(&ctx, &job)?;
             let (id, model, expires_at) = (format!("job-{height}"), "chat".to_owned(), height + 20);
-            let outcome = InferenceOutcome { inference_id: id.clone(), model: model.clone(), executor, stamp };
+            let outcome =
+                InferenceOutcome { inference_id: id.clone(), model: model.clone(), executor, stamp };
             let started = InferenceStarted { inference_id: id, model, executor, stamp, claim, expires_at };
             keeper.after_inference_started(&mut ctx, &started)?;
             match height {
@@ -73,7 +80,10 @@ fn main() -> Result<(), ModuleError> {
     seen.iter().for_each(|(height, kind)| println!("block {height}: {kind}"));
     let name = |kind: &String| kind.rsplit('.').next().unwrap_or_default().to_owned();
     let names: Vec<_> = seen.iter().map(|(_, kind)| name(kind)).collect();
-    assert_eq!(names, ["EventExecutorExcluded", "EventProbeOpened", "EventProbeClaimed", "EventExecutorRestored"]);
+    assert_eq!(
+        names,
+        ["EventExecutorExcluded", "EventProbeOpened", "EventProbeClaimed", "EventExecutorRestored"]
+    );
     assert_eq!(seen[0].0, 25, "out after five misses in a row");
     Ok(())
 }

@@ -27,7 +27,12 @@ pub(crate) struct Drawn {
 }
 
 /// Asks for an executor at `height` (0 = latest) with `seed`. `None` when nobody is eligible.
-pub(crate) async fn draw(channel: &GrpcChannel, model: &str, seed: [u8; 32], height: i64) -> Result<Option<Drawn>> {
+pub(crate) async fn draw(
+    channel: &GrpcChannel,
+    model: &str,
+    seed: [u8; 32],
+    height: i64,
+) -> Result<Option<Drawn>> {
     let request = pb::QueryGetRandomExecutorRequest { model: model.to_owned(), seed: seed.to_vec() };
     let answer = channel.unary::<_, pb::QueryGetRandomExecutorResponse>(DRAW, &request, Some(height)).await;
     let reply = match answer {

@@ -220,7 +220,8 @@ impl Arm<'_> {
             self.absorb(height, &produced)?;
             if height.is_multiple_of(INVARIANT_BLOCKS) || height == self.run_blocks {
                 let checks = self.engine.shared().check_invariants();
-                let checks = checks.map_err(|e| anyhow::anyhow!("invariant broken at block {height}: {e}"))?;
+                let checks =
+                    checks.map_err(|e| anyhow::anyhow!("invariant broken at block {height}: {e}"))?;
                 self.recorder.invariants_held(checks);
             }
             let micros = |d: Duration| u64::try_from(d.as_micros()).unwrap_or(u64::MAX);
@@ -252,7 +253,8 @@ impl Arm<'_> {
             let (at, answer) = joined?;
             drawn[at] = answer?;
         }
-        let mut by_gateway: Vec<Vec<(Attempt, usize, Any)>> = self.gateways.iter().map(|_| Vec::new()).collect();
+        let mut by_gateway: Vec<Vec<(Attempt, usize, Any)>> =
+            self.gateways.iter().map(|_| Vec::new()).collect();
         for (attempt, drawn) in attempts.into_iter().zip(drawn) {
             let Some(drawn) = drawn else {
                 self.try_again(attempt);
@@ -373,7 +375,9 @@ impl Arm<'_> {
                 self.event(event)?;
             }
             match self.awaited.remove(hash) {
-                Some(Awaited::Start { attempt, executor }) => self.start_result(height, attempt, executor, result)?,
+                Some(Awaited::Start { attempt, executor }) => {
+                    self.start_result(height, attempt, executor, result)?
+                }
                 Some(Awaited::Other) => {}
                 None => bail!("a transaction nobody sent"),
             }
@@ -384,7 +388,13 @@ impl Arm<'_> {
         Ok(())
     }
 
-    fn start_result(&mut self, height: u64, attempt: Attempt, executor: usize, result: &TxResult) -> Result<()> {
+    fn start_result(
+        &mut self,
+        height: u64,
+        attempt: Attempt,
+        executor: usize,
+        result: &TxResult,
+    ) -> Result<()> {
         if result.code != 0 {
             self.try_again(attempt);
             return Ok(());
@@ -441,7 +451,8 @@ impl Arm<'_> {
             "StepDiscarded" => bail!("a block step failed: {}: {}", get("step"), get("reason")),
             _ => return Ok(()),
         };
-        let executor = *self.index_of.get(get("participant")).context("an event about an unknown executor")?;
+        let executor =
+            *self.index_of.get(get("participant")).context("an event about an unknown executor")?;
         self.recorder.transition(executor, self.epoch, get("model"), to, rule);
         Ok(())
     }

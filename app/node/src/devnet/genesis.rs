@@ -69,7 +69,11 @@ pub fn preset_params(preset: Preset) -> ValidationParams {
 ///
 /// # Errors
 /// None for accounts and executors that belong together.
-pub fn document(accounts: &Accounts, executors: &[ExecutorSpec], preset: Preset) -> Result<GenesisDoc, GenesisError> {
+pub fn document(
+    accounts: &Accounts,
+    executors: &[ExecutorSpec],
+    preset: Preset,
+) -> Result<GenesisDoc, GenesisError> {
     let hrp = Hrp::default();
     let mut doc = GenesisDoc::default_for(CHAIN_ID, &hrp)?;
     let bech32 = |address: &Address| address.to_bech32(&hrp);
@@ -111,7 +115,8 @@ pub fn document(accounts: &Accounts, executors: &[ExecutorSpec], preset: Preset)
     doc.set_module("epochs", &epochs.encode_to_vec())?;
     doc.set_module("participants", &participants_state(&doc, accounts, executors, &hrp)?)?;
 
-    let mut inference = inference::v1::GenesisState::decode(doc.module("inference")?.as_slice()).unwrap_or_default();
+    let mut inference =
+        inference::v1::GenesisState::decode(doc.module("inference")?.as_slice()).unwrap_or_default();
     inference.params = Some(
         holdfast_inference::Params {
             validation: preset_params(preset),

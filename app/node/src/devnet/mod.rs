@@ -42,9 +42,11 @@ pub async fn run(config: &DevnetConfig) -> Result<Report> {
     let mut reports = Vec::new();
     for preset in presets {
         let folder = if config.compare { home.join(preset.name()) } else { home.clone() };
-        std::fs::create_dir_all(&folder).with_context(|| format!("--home: cannot make {}", folder.display()))?;
+        std::fs::create_dir_all(&folder)
+            .with_context(|| format!("--home: cannot make {}", folder.display()))?;
         let result =
-            driver::run_arm(config, preset, &input, &folder, |view, recorder| terminal.show(view, recorder)).await;
+            driver::run_arm(config, preset, &input, &folder, |view, recorder| terminal.show(view, recorder))
+                .await;
         if result.is_err() {
             terminal.leave();
         }

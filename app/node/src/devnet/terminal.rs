@@ -81,7 +81,8 @@ fn screen() -> Screen {
     let (width, height) = terminal_size::terminal_size().map_or((100, 40), |(w, h)| (w.0.into(), h.0.into()));
     let set = |name: &str| std::env::var_os(name).is_some();
     let dumb = std::env::var("TERM").is_ok_and(|term| term == "dumb");
-    let locale = ["LC_ALL", "LC_CTYPE", "LANG"].iter().find_map(|name| std::env::var(name).ok()).unwrap_or_default();
+    let locale =
+        ["LC_ALL", "LC_CTYPE", "LANG"].iter().find_map(|name| std::env::var(name).ok()).unwrap_or_default();
     let unicode = locale.to_ascii_uppercase().contains("UTF");
     Screen { width, height, colour: !set("NO_COLOR") && !dumb, unicode }
 }

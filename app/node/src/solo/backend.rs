@@ -108,7 +108,8 @@ impl<S: CommitStore> NodeBackend<S> {
         let absent = || QueryError::not_found(format!("tx not found: {}", hash_hex(&hash)));
         // Results are stored just before their block is committed; until then queries do not see what they tell.
         let latest = *self.engine.heights().borrow();
-        let stored = blocks.tx(&hash).map_err(internal)?.filter(|tx| tx.height <= latest).ok_or_else(absent)?;
+        let stored =
+            blocks.tx(&hash).map_err(internal)?.filter(|tx| tx.height <= latest).ok_or_else(absent)?;
         let block = blocks.block(stored.height).map_err(internal)?.ok_or_else(absent)?;
         let index = usize::try_from(stored.index).unwrap_or(usize::MAX);
         let raw = block.txs.get(index).ok_or_else(absent)?;
@@ -159,7 +160,8 @@ impl<S: CommitStore> NodeBackend<S> {
             hash: hash.to_vec(),
             part_set_header: Some(types::PartSetHeader { total: 1, hash: hash.to_vec() }),
         };
-        let last = (height > self.engine.shared().settings().initial_height).then(|| id(stored.last_block_hash));
+        let last =
+            (height > self.engine.shared().settings().initial_height).then(|| id(stored.last_block_hash));
         let version = Some(version::Consensus { block: 11, app: 1 });
         let chain_id = self.engine.shared().settings().chain_id.clone();
         let (time, app_hash) = (Some(timestamp(stored.time_ns)), stored.app_hash.to_vec());
@@ -237,8 +239,11 @@ fn decode_tx(raw: &[u8]) -> Option<pb::Tx> {
 }
 
 fn pb_event(kind: &str, attributes: &[(String, String)]) -> PbEvent {
-    let attribute =
-        |(key, value): &(String, String)| EventAttribute { key: key.clone(), value: value.clone(), index: true };
+    let attribute = |(key, value): &(String, String)| EventAttribute {
+        key: key.clone(),
+        value: value.clone(),
+        index: true,
+    };
     PbEvent { r#type: kind.to_owned(), attributes: attributes.iter().map(attribute).collect() }
 }
 

@@ -52,7 +52,8 @@ pub fn record<S: CommitStore>(engine: &Engine<S>, produced: &ProducedBlock) -> R
     histogram!("holdfast_block_finalize_seconds").record(produced.times.finalize);
     histogram!("holdfast_block_commit_seconds").record(produced.times.commit);
     for result in &produced.finalized.tx_results {
-        counter!("holdfast_txs_total", "result" => if result.code == 0 { "ok" } else { "failed" }).increment(1);
+        counter!("holdfast_txs_total", "result" => if result.code == 0 { "ok" } else { "failed" })
+            .increment(1);
         result.events.iter().for_each(event);
     }
     produced.finalized.events.iter().for_each(event);
@@ -64,14 +65,17 @@ fn event(event: &Event) {
     let model = || get("model");
     match event.kind.as_str() {
         "holdfast.breaker.v1.EventExecutorExcluded" => {
-            counter!("holdfast_breaker_exclusions_total", "model" => model(), "rule" => get("rule")).increment(1);
+            counter!("holdfast_breaker_exclusions_total", "model" => model(), "rule" => get("rule"))
+                .increment(1);
         }
         "holdfast.breaker.v1.EventExclusionRefused" => {
-            counter!("holdfast_breaker_refusals_total", "model" => model(), "reason" => get("reason")).increment(1);
+            counter!("holdfast_breaker_refusals_total", "model" => model(), "reason" => get("reason"))
+                .increment(1);
         }
         "holdfast.breaker.v1.EventExecutorRestored" => {
             let cause = get("cause");
-            counter!("holdfast_breaker_restorations_total", "model" => model(), "cause" => cause).increment(1);
+            counter!("holdfast_breaker_restorations_total", "model" => model(), "cause" => cause)
+                .increment(1);
         }
         "holdfast.inference.v1.EventInferenceFinished" => outcome("finished"),
         "holdfast.inference.v1.EventInferenceMissed" => outcome("missed"),

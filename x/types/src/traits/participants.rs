@@ -102,7 +102,11 @@ pub trait ParticipantsRead {
         participant: &Address,
     ) -> Result<Standing, StoreError> {
         let members = self.members(store, block, model)?;
-        Ok(members.into_iter().find(|(a, _)| a == participant).map(|(_, standing)| standing).unwrap_or_default())
+        Ok(members
+            .into_iter()
+            .find(|(a, _)| a == participant)
+            .map(|(_, standing)| standing)
+            .unwrap_or_default())
     }
 
     /// Every member of `model`'s group of `block.epoch`, by ascending address. Queries only: O(members).
