@@ -26,10 +26,10 @@ use crate::mempool::{Mempool, MempoolConfig, MempoolTx, bytes_in_block};
 use crate::query::SeedSource;
 use crate::router;
 use crate::settings::{ChainSettings, SETTINGS};
-use crate::signatures::{SignatureCache, cores};
+use crate::signatures::{SignatureCache, cores, spread};
 use crate::state::{CommitStore, Prepared, StateError};
 use crate::tx::DecodedTx;
-use crate::views::{QueryView, Views};
+use crate::views::{QueryView, Views, moves_places};
 
 /// Codespace and code of a panic inside a transaction, as the Cosmos SDK numbers it.
 pub const PANIC: (&str, u32) = ("undefined", 111_222);
@@ -37,8 +37,8 @@ pub const PANIC: (&str, u32) = ("undefined", 111_222);
 /// Signatures remembered between `check_tx` and the block.
 const SIGNATURES_KEPT: std::num::NonZero<usize> = std::num::NonZero::new(100_000).unwrap();
 
-/// Transactions a thread should at least decode; below that, starting it costs more than it brings.
-const DECODES_PER_THREAD: usize = 32;
+/// Transactions a thread decodes at a time. As many or fewer are not worth a second thread.
+const DECODES_AT_A_TIME: usize = 32;
 
 /// Why a consensus step cannot go on. All are fatal for the node: the chain stands still rather than guess.
 #[derive(Debug, Error)]
@@ -160,6 +160,7 @@ pub struct Shared<S> {
 
 struct Pending {
     prepared: Prepared,
+    /// Changed keys that candidate tables follow.
     changed: Vec<Vec<u8>>,
 }
 
@@ -373,7 +374,7 @@ impl<S: CommitStore> App<S> {
         block_events.extend(with_mode(&mut events, "EndBlock"));
         let prepared = shared.store.prepare(block.height, &branch.into_writes())?;
         let app_hash = prepared.app_hash();
-        let changed = prepared.changes().map(|(key, _)| key.to_vec()).collect();
+        let changed = prepared.changes().filter(|(key, _)| moves_places(key)).map(|(key, _)| key.to_vec()).collect();
         self.pending = Some(Pending { prepared, changed });
         Ok(FinalizedBlock { tx_results, events: block_events, app_hash })
     }
@@ -432,20 +433,13 @@ fn with_mode(events: &mut Vec<Event>, mode: &str) -> Vec<Event> {
 
 /// Decodes transactions on all cores, each once for the whole block: decompressing its keys is most of the work.
 fn decode_all(txs: &[Vec<u8>], hrp: &Hrp) -> Vec<Result<DecodedTx, ModuleError>> {
-    let decode = |txs: &[Vec<u8>]| -> Vec<_> { txs.iter().map(|raw| DecodedTx::decode(raw, hrp)).collect() };
-    let share = txs.len().div_ceil(cores().get()).max(DECODES_PER_THREAD);
-    let mut shares = txs.chunks(share);
-    // The calling thread takes the first share, which for a small block is all of it.
-    let own = shares.next().unwrap_or_default();
-    std::thread::scope(|scope| {
-        let others: Vec<_> = shares.map(|txs| (txs, scope.spawn(move || decode(txs)))).collect();
-        let mut decoded = decode(own);
-        for (txs, other) in others {
-            // A share whose thread panicked is decoded here, where the panic takes its usual course.
-            decoded.extend(other.join().unwrap_or_else(|_| decode(txs)));
-        }
-        decoded
-    })
+    let mut decoded: Vec<Option<_>> = txs.iter().map(|_| None).collect();
+    spread(txs, &mut decoded, cores(), DECODES_AT_A_TIME, |raw, decoded| {
+        *decoded = Some(DecodedTx::decode(raw, hrp))
+    });
+    // All are there; the other arm costs nothing and needs no promise.
+    let decoded = decoded.into_iter().zip(txs);
+    decoded.map(|(decoded, raw)| decoded.unwrap_or_else(|| DecodedTx::decode(raw, hrp))).collect()
 }
 
 impl<S: CommitStore> Shared<S> {

@@ -24,8 +24,8 @@ const HALF_ORDER: [u8; 32] = [
     0x57, 0x6e, 0x73, 0x57, 0xa4, 0x50, 0x1d, 0xdf, 0xe9, 0x2f, 0x46, 0x68, 0x1b, 0x20, 0xa0,
 ];
 
-/// Checks a thread should at least get; below that, starting it costs more than it brings.
-const CHECKS_PER_THREAD: usize = 8;
+/// Checks a thread takes at a time. As many or fewer are not worth a second thread.
+const CHECKS_AT_A_TIME: usize = 8;
 
 /// Why a signature does not count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -89,24 +89,35 @@ impl SignatureCheck {
 /// Verifies `checks` on up to `threads` threads. The answer at each index is that of [`SignatureCheck::verify`].
 pub fn verify_batch(checks: &[SignatureCheck], threads: NonZero<usize>) -> Vec<Result<(), SignatureError>> {
     let mut results = vec![Ok(()); checks.len()];
-    let share = checks.len().div_ceil(threads.get()).max(CHECKS_PER_THREAD);
-    let verify = |checks: &[SignatureCheck], results: &mut [Result<(), SignatureError>]| {
-        for (check, result) in checks.iter().zip(results) {
-            *result = check.verify();
+    spread(checks, &mut results, threads, CHECKS_AT_A_TIME, |check, result| *result = check.verify());
+    results
+}
+
+/// Puts `work` of each item into the result of the same index. Up to `threads` threads, this one among them, take `few`
+/// items at a time, so that none waits long for another that is held up.
+pub(crate) fn spread<T: Sync, R: Send>(
+    items: &[T],
+    results: &mut [R],
+    threads: NonZero<usize>,
+    few: usize,
+    work: impl Fn(&T, &mut R) + Sync,
+) {
+    let threads = threads.get().min(items.len().div_ceil(few.max(1)));
+    let left = Mutex::new(items.chunks(few.max(1)).zip(results.chunks_mut(few.max(1))));
+    let run = || {
+        loop {
+            // Taken in a statement of its own: the lock is free again while the work is done.
+            let next = left.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some((items, results)) = next else { break };
+            items.iter().zip(results).for_each(|(item, result)| work(item, result));
         }
     };
-    let mut shares = checks.chunks(share).zip(results.chunks_mut(share));
-    // The calling thread takes a share itself, which for a small batch is all of it.
-    let own = shares.next();
     thread::scope(|scope| {
-        for (checks, results) in shares {
-            scope.spawn(move || verify(checks, results));
+        for _ in 1..threads {
+            scope.spawn(run);
         }
-        if let Some((checks, results)) = own {
-            verify(checks, results);
-        }
+        run();
     });
-    results
 }
 
 /// Number of cores, for [`verify_batch`].

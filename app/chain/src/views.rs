@@ -211,7 +211,8 @@ impl<S: CommitStore> Views<S> {
         Ok(())
     }
 
-    /// Publishes the latest committed height. `changed` are the keys its block changed; without them (after a
+    /// Publishes the latest committed height. `changed` are the keys its block changed, at least those that
+    /// [`moves_places`] names; without them (after a
     /// restart or a rollback) every table is rebuilt.
     ///
     /// # Errors
@@ -296,6 +297,12 @@ impl<S: CommitStore> Views<S> {
         }
         Ok(())
     }
+}
+
+/// Whether a change of `key` can move a place in a candidate table: places are read from these two modules' state only.
+pub(crate) fn moves_places(key: &[u8]) -> bool {
+    let is_of = |module: &str| key.strip_prefix(module.as_bytes()).and_then(<[u8]>::first) == Some(&b'/');
+    is_of(holdfast_breaker::keys::MODULE) || is_of("participants")
 }
 
 /// Whether two heights select under the same epoch, phase and parameters.

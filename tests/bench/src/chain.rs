@@ -5,6 +5,9 @@
 //! Each block holds as many starts as finishes; the finishes answer the starts of the block before. Every gateway and every
 //! executor of a block signs once in it. Transactions are signed outside the clock.
 //!
+//! `own_thread` rows count the processor time of the thread that calls FinalizeBlock, its share of the parallel work included:
+//! on an idle machine about what elapses.
+//!
 //! Two kinds of blocks take turns: in `cold` ones no transaction was seen before, so FinalizeBlock verifies all signatures; in
 //! `checked` ones each went through CheckTx before, as it does on a node that had it in its pool.
 
@@ -50,6 +53,7 @@ impl Size {
 struct Kind {
     finalize_us: Vec<f64>,
     finalize_cpu_us: Vec<f64>,
+    finalize_own_us: Vec<f64>,
     commit_us: Vec<f64>,
     commit_cpu_us: Vec<f64>,
     total_us: Vec<f64>,
@@ -60,7 +64,9 @@ struct Kind {
     raw_cpu_us: Vec<f64>,
     /// Share of the raw rate in FinalizeBlock, block by block: both sides suffer alike from a busy machine.
     share: Vec<f64>,
-    /// The same with Commit.
+    /// The same by processor time of the thread that calls.
+    share_own: Vec<f64>,
+    /// As `share`, with Commit.
     share_with_commit: Vec<f64>,
 }
 
@@ -79,6 +85,7 @@ pub fn run(size: &Size) -> Result<Outcome> {
             rows.push(row("message", total).against("raw verify", raw, Better::Lower).below(MESSAGE_US));
             rows.push(row("finalize", median(&kind.finalize_us)));
             rows.push(row("finalize_cpu", median(&kind.finalize_cpu_us)));
+            rows.push(row("finalize_own_thread", median(&kind.finalize_own_us)));
             rows.push(row("commit", median(&kind.commit_us)));
             rows.push(row("commit_cpu", median(&kind.commit_cpu_us)));
             rows.push(row("message_cpu", median(&kind.total_cpu_us)).against(
@@ -90,6 +97,7 @@ pub fn run(size: &Size) -> Result<Outcome> {
                 Row::new(&format!("chain.{name}.{participants}.{what}"), "share", median(of))
             };
             rows.push(share("share_of_raw", &kind.share).at_least(RAW_SHARE));
+            rows.push(share("share_of_raw_own_thread", &kind.share_own).at_least(RAW_SHARE));
             rows.push(share("share_of_raw_with_commit", &kind.share_with_commit));
             if !kind.check_us.is_empty() {
                 rows.push(row("check_tx", median(&kind.check_us)).against("raw verify", raw, Better::Lower));
@@ -207,6 +215,7 @@ fn measure(size: &Size, participants: usize) -> Result<[Kind; 2]> {
         let raw_us = raw_took.wall_us(raw.len());
         kind.finalize_us.push(finalize.wall_us(messages));
         kind.finalize_cpu_us.push(finalize.cpu_us(messages));
+        kind.finalize_own_us.push(finalize.own_us(messages));
         kind.commit_us.push(commit.wall_us(messages));
         kind.commit_cpu_us.push(commit.cpu_us(messages));
         kind.total_us.push(total.wall_us(messages));
@@ -214,6 +223,7 @@ fn measure(size: &Size, participants: usize) -> Result<[Kind; 2]> {
         kind.raw_us.push(raw_us);
         kind.raw_cpu_us.push(raw_took.cpu_us(raw.len()));
         kind.share.push(raw_us / finalize.wall_us(messages));
+        kind.share_own.push(raw_took.own_us(raw.len()) / finalize.own_us(messages));
         kind.share_with_commit.push(raw_us / total.wall_us(messages));
         if checked {
             kind.check_us.push(check_took.wall_us(messages));

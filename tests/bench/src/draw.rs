@@ -39,7 +39,7 @@ pub struct Size {
 
 impl Size {
     /// The published one.
-    pub const FULL: Self = Self { members: 10_000, draws: 200_000, calls: 20_000, rounds: 9 };
+    pub const FULL: Self = Self { members: 10_000, draws: 200_000, calls: 4_000, rounds: 31 };
     /// A check that everything runs.
     pub const QUICK: Self = Self { members: 50, draws: 500, calls: 200, rounds: 2 };
 }

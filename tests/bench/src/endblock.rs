@@ -6,9 +6,10 @@
 
 use anyhow::{Result, ensure};
 use holdfast_breaker::Keeper;
+use holdfast_store::BranchKv;
 use holdfast_testkit::{StaticGroup, TestChain, addr_n};
 use holdfast_types::traits::{InferenceHooks, InferenceOutcome, Stamp};
-use holdfast_types::{Address, ValidationParams};
+use holdfast_types::{Address, Context, ValidationParams};
 
 use crate::measure::{Took, timed};
 use crate::scene::{MODEL, Scene, all_succeeded};
@@ -106,19 +107,21 @@ fn keeper(participants: usize, blocks: usize) -> Result<Vec<Took>> {
     let mut times = Vec::new();
     for number in 0..blocks {
         chain.block.height += 1;
-        let took = chain.ctx(|ctx| -> Result<Took> {
-            for (at, i) in touched(number, participants).enumerate() {
-                match at % 5 {
-                    0 => breaker.after_inference_missed(ctx, &outcome(i))?,
-                    _ => breaker.after_inference_finished(ctx, &outcome(i))?,
-                }
+        // On the block's branch, as in the application.
+        let mut branch = BranchKv::new(&chain.store);
+        let mut events = Vec::new();
+        let mut ctx = Context::new(&chain.block, &mut branch, &mut events);
+        for (at, i) in touched(number, participants).enumerate() {
+            match at % 5 {
+                0 => breaker.after_inference_missed(&mut ctx, &outcome(i))?,
+                _ => breaker.after_inference_finished(&mut ctx, &outcome(i))?,
             }
-            let (done, took) = timed(|| breaker.end_block(ctx));
-            done?;
-            Ok(took)
-        })?;
-        ensure!(chain.take_events().is_empty(), "a rule was met");
+        }
+        let (done, took) = timed(|| breaker.end_block(&mut ctx));
+        done?;
+        ensure!(events.is_empty(), "a rule was met");
         times.push(took);
+        BranchKv::apply(branch.into_writes(), &mut chain.store)?;
     }
     Ok(times)
 }

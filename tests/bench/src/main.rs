@@ -7,9 +7,6 @@ use anyhow::{Context, Result, bail, ensure};
 use holdfast_bench::{Outcome, Row, chain, draw, endblock, signatures, store, trace};
 use serde::Serialize;
 
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 const USAGE: &str = "\
 usage: holdfast-bench [--json FILE] [--peers DIR] [--trace FILE] [--only NAME] [--quick]
 

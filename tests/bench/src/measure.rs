@@ -1,4 +1,4 @@
-//! Clocks: elapsed time and the processor time of this process.
+//! Clocks: elapsed time, the processor time of this process and of a thread.
 
 use std::time::{Duration, Instant};
 
@@ -11,6 +11,8 @@ pub struct Took {
     pub wall: Duration,
     /// Processor time of all threads of this process.
     pub cpu: Duration,
+    /// Processor time of the calling thread: about what would elapse if the machine did nothing else.
+    pub own: Duration,
 }
 
 impl Took {
@@ -23,32 +25,41 @@ impl Took {
     pub fn cpu_us(&self, n: usize) -> f64 {
         self.cpu.as_secs_f64() * 1e6 / n as f64
     }
+
+    /// Processor microseconds of the calling thread for each of `n`.
+    pub fn own_us(&self, n: usize) -> f64 {
+        self.own.as_secs_f64() * 1e6 / n as f64
+    }
 }
 
 impl std::ops::Add for Took {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {
-        Self { wall: self.wall + other.wall, cpu: self.cpu + other.cpu }
+        Self { wall: self.wall + other.wall, cpu: self.cpu + other.cpu, own: self.own + other.own }
     }
 }
 
-fn cpu_now() -> Duration {
-    let now = clock_gettime(ClockId::ProcessCPUTime);
+fn read(clock: ClockId) -> Duration {
+    let now = clock_gettime(clock);
     Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or(0))
 }
 
 /// Runs `work` and says what it took.
 pub fn timed<T>(work: impl FnOnce() -> T) -> (T, Took) {
-    let (cpu, wall) = (cpu_now(), Instant::now());
+    let (cpu, own, wall) = (cpu_so_far(), read(ClockId::ThreadCPUTime), Instant::now());
     let value = work();
-    let took = Took { wall: wall.elapsed(), cpu: cpu_now().saturating_sub(cpu) };
+    let took = Took {
+        wall: wall.elapsed(),
+        cpu: cpu_so_far().saturating_sub(cpu),
+        own: read(ClockId::ThreadCPUTime).saturating_sub(own),
+    };
     (value, took)
 }
 
 /// Processor time of this process so far.
 pub fn cpu_so_far() -> Duration {
-    cpu_now()
+    read(ClockId::ProcessCPUTime)
 }
 
 /// Peak resident memory of this process in bytes; 0 where the system does not say.
@@ -71,10 +82,15 @@ mod tests {
             "{sleep:?}"
         );
         let (sum, work) = timed(|| (0..2_000_000_u64).fold(0_u64, |a, b| std::hint::black_box(a ^ b)));
-        assert!(sum < 1 << 22 && work.cpu > Duration::ZERO);
+        assert!(sum < 1 << 22 && work.own > Duration::ZERO && work.cpu >= work.own);
         let both = sleep + work;
         assert_eq!(both.wall, sleep.wall + work.wall);
-        assert_eq!(Took { wall: Duration::from_millis(4), cpu: Duration::from_millis(2) }.wall_us(4), 1000.0);
+        let took = Took {
+            wall: Duration::from_millis(4),
+            cpu: Duration::from_millis(2),
+            own: Duration::from_millis(1),
+        };
+        assert_eq!((took.wall_us(4), took.cpu_us(4), took.own_us(4)), (1000.0, 500.0, 250.0));
         assert!(peak_rss_bytes() > 1e6);
     }
 }

@@ -9,22 +9,21 @@ pub(crate) fn amount(coins: &[Coin]) -> String {
 }
 
 pub(crate) fn spent(ctx: &mut Context<'_>, spender: &Address, coins: &[Coin]) {
-    let event = Event::new("coin_spent").with("spender", ctx.bech32(spender)).with("amount", amount(coins));
-    ctx.emit(event);
+    let spender = ctx.bech32(spender);
+    ctx.emit(Event::new("coin_spent").with("spender", spender).with("amount", amount(coins)));
 }
 
 pub(crate) fn received(ctx: &mut Context<'_>, receiver: &Address, coins: &[Coin]) {
-    let event =
-        Event::new("coin_received").with("receiver", ctx.bech32(receiver)).with("amount", amount(coins));
-    ctx.emit(event);
+    let receiver = ctx.bech32(receiver);
+    ctx.emit(Event::new("coin_received").with("receiver", receiver).with("amount", amount(coins)));
 }
 
-pub(crate) fn transfer(ctx: &mut Context<'_>, from: &Address, to: &Address, coins: &[Coin]) {
-    let event = Event::new("transfer")
-        .with("recipient", ctx.bech32(to))
-        .with("sender", ctx.bech32(from))
-        .with("amount", amount(coins));
-    ctx.emit(event);
+/// The three events of a transfer; every text is written once.
+pub(crate) fn moved(ctx: &mut Context<'_>, from: &Address, to: &Address, coins: &[Coin]) {
+    let (from, to, amount) = (ctx.bech32(from), ctx.bech32(to), amount(coins));
+    ctx.emit(Event::new("coin_spent").with("spender", &from).with("amount", &amount));
+    ctx.emit(Event::new("coin_received").with("receiver", &to).with("amount", &amount));
+    ctx.emit(Event::new("transfer").with("recipient", to).with("sender", from).with("amount", amount));
 }
 
 pub(crate) fn minted(ctx: &mut Context<'_>, minter: &Address, coins: &[Coin]) {

@@ -59,9 +59,7 @@ impl Keeper {
             self.subtract(ctx, from, coin)?;
             self.add(ctx, to, coin)?;
         }
-        events::spent(ctx, from, coins);
-        events::received(ctx, to, coins);
-        events::transfer(ctx, from, to, coins);
+        events::moved(ctx, from, to, coins);
         Ok(())
     }
 

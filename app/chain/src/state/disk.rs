@@ -30,7 +30,7 @@ use super::proof::{self, ProofSource, StateProof};
 use super::table::{self, MARKER_KEY};
 use super::tree::{Hash, Page, PageSource, Path};
 use super::{
-    CommitStore, Modules, Prepared, StateError, StateOptions, StateView, TreeRoot, check_readable, compute,
+    CommitStore, MAX_KEY_BYTES, Modules, Prepared, StateError, StateOptions, StateView, TreeRoot, check_readable, compute,
     horizon, version,
 };
 
@@ -357,10 +357,21 @@ fn is_marker(key: &[u8]) -> bool {
     key.starts_with(MARKER_KEY)
 }
 
+/// Whether no row can have this key. The engine panics on keys beyond its limit, and whoever asks may have made the key
+/// from a message or a request.
+fn is_too_long(key: &[u8]) -> bool {
+    key.len() > MAX_KEY_BYTES
+}
+
+/// `bound` cut to a length the engine takes. One byte more than the longest key keeps it on the same side of every key.
+fn cut(bound: &[u8]) -> &[u8] {
+    bound.get(..=MAX_KEY_BYTES).unwrap_or(bound)
+}
+
 /// `start` and `end` as bounds of the flat table, behind its marker row; `None` for an empty range.
 fn flat_range(start: &[u8], end: Option<&[u8]>) -> Option<(Vec<u8>, Option<Vec<u8>>)> {
     const FIRST: &[u8] = &[1];
-    let start = start.max(FIRST);
+    let (start, end) = (cut(start.max(FIRST)), end.map(cut));
     if end.is_some_and(|end| end <= start) {
         return None;
     }
@@ -374,7 +385,7 @@ fn range_of(start: Vec<u8>, end: Option<Vec<u8>>) -> (std::ops::Bound<Vec<u8>>, 
 
 impl KvRead for DiskSnapshot {
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
-        if is_marker(key) || key.is_empty() {
+        if is_marker(key) || key.is_empty() || is_too_long(key) {
             return Ok(None);
         }
         if let Some(value) = self.values.get(key, self.height) {
@@ -430,6 +441,9 @@ impl KvRead for DiskVersioned {
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
         if self.height == self.latest.height {
             return self.latest.get(key);
+        }
+        if is_too_long(key) {
+            return Ok(None);
         }
         // Newest first: the first row from the height on down is the one.
         let rows = self.latest.snapshot.range(

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::load::played;
 use super::net::*;
-use crate::app::App;
+use crate::app::{App, Moment};
 use crate::composition::{Composition, MODULE_NAMES};
 use crate::genesis::GenesisDoc;
 
@@ -116,6 +116,20 @@ fn a_missing_or_unknown_module_and_a_bad_field_inside_one_are_refused_by_path() 
     doc["app_state"]["participants"]["participants"][0]["collateral"] = json!("-5");
     let text = refusal(&doc);
     assert!(text.contains("app_state.participants") && text.contains("collateral"), "{text}");
+}
+
+#[test]
+fn a_cooldown_longer_than_an_epoch_is_refused_for_a_fresh_chain_and_kept_of_an_exported_one() {
+    let short = Spec { epoch_length: 9, ..Spec::default() };
+    let doc = serde_json::from_str(&short.document().to_json().unwrap()).unwrap();
+    let text = refusal(&doc);
+    assert!(text.contains("validation.health_cb_max_cooldown_blocks"), "{text}");
+    let mut net = Net::new(&Spec { epoch_length: 10, ..Spec::default() });
+    net.govern(Moment::AfterEndBlock, epochs_msg(5, 0, &["epoch_length"]));
+    net.blocks(14);
+    let exported = net.app.export(0).unwrap();
+    let app = App::from_genesis(mem(), options(), &exported).unwrap();
+    assert_eq!(app.export(0).unwrap(), exported);
 }
 
 #[test]

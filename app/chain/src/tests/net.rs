@@ -34,7 +34,7 @@ pub(super) fn quick() -> ValidationParams {
         health_cb_min_samples: 1_000,
         health_cb_consecutive_misses: 2,
         health_cb_initial_cooldown_blocks: 5,
-        health_cb_max_cooldown_blocks: 40,
+        health_cb_max_cooldown_blocks: 10,
         downtime_sprt_enabled: false,
         ..ValidationParams::default()
     }

@@ -117,7 +117,7 @@ fn busy() -> Net {
 fn a_thousand_calls_of_every_query_change_nothing() {
     let mut net = busy();
     let requests = requests(&net);
-    let listed: Vec<_> = QUERY_PATHS.iter().copied().collect();
+    let listed = QUERY_PATHS.to_vec();
     assert_eq!(requests.len(), listed.len());
     let (hash, state) = (net.app.app_hash(), net.dump());
     for path in listed {

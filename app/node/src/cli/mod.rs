@@ -4,8 +4,8 @@
 //! holdfastd init | start | devnet | keys | genesis | tx | query | version | completion
 //! ```
 //!
-//! `tx` and `query` have one command for each rpc of the descriptor set ([`catalog`]), with one flag for each field
-//! ([`fields`]). Every failure is one line on standard error that names flag, key or file, says what to do and carries
+//! `tx` and `query` have one command for each rpc of the descriptor set (`catalog`), with one flag for each field
+//! (`fields`). Every failure is one line on standard error that names flag, key or file, says what to do and carries
 //! a stable code ([`CLI_ERROR_CODES`], or codespace and code of the chain).
 
 use std::collections::BTreeMap;
