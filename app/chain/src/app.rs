@@ -374,7 +374,8 @@ impl<S: CommitStore> App<S> {
         block_events.extend(with_mode(&mut events, "EndBlock"));
         let prepared = shared.store.prepare(block.height, &branch.into_writes())?;
         let app_hash = prepared.app_hash();
-        let changed = prepared.changes().filter(|(key, _)| moves_places(key)).map(|(key, _)| key.to_vec()).collect();
+        let changed = prepared.changes().map(|(key, _)| key).filter(|key| moves_places(key));
+        let changed = changed.map(<[u8]>::to_vec).collect();
         self.pending = Some(Pending { prepared, changed });
         Ok(FinalizedBlock { tx_results, events: block_events, app_hash })
     }
@@ -591,7 +592,20 @@ impl<S: CommitStore> Shared<S> {
     /// # Errors
     /// The code the transaction would get.
     pub fn check_tx(&self, raw: &[u8]) -> Result<MempoolTx, ModuleError> {
-        self.check(AnteMode::Check, raw)
+        self.check_tx_into(raw, Ok)
+    }
+
+    /// As [`Shared::check_tx`], and gives the transaction to `pool`. Later checks build on it only if that takes it: else an
+    /// account's next sequence would pass here and fail in the block.
+    ///
+    /// # Errors
+    /// The code the transaction would get, or that of `pool`.
+    pub fn check_tx_into<T>(
+        &self,
+        raw: &[u8],
+        pool: impl FnOnce(MempoolTx) -> Result<T, ModuleError>,
+    ) -> Result<T, ModuleError> {
+        self.check(AnteMode::Check, raw, pool)
     }
 
     /// The same for a transaction that waits already, after a commit.
@@ -599,22 +613,52 @@ impl<S: CommitStore> Shared<S> {
     /// # Errors
     /// The code the transaction would get now.
     pub fn recheck_tx(&self, raw: &[u8]) -> Result<MempoolTx, ModuleError> {
-        self.check(AnteMode::Recheck, raw)
+        self.check(AnteMode::Recheck, raw, Ok)
     }
 
-    fn check(&self, mode: AnteMode, raw: &[u8]) -> Result<MempoolTx, ModuleError> {
+    /// Gives back the sequences of a transaction that the pool pushed out, the last waiting one of each of its signers. Its
+    /// fee stays taken until the next commit: that refuses too much for a block, and nothing that could run passes for it.
+    ///
+    /// # Errors
+    /// Storage.
+    pub fn uncheck_tx(&self, tx: &MempoolTx) -> Result<(), ModuleError> {
+        let mut check = self.lock_check();
+        let snapshot = self.store.snapshot();
+        let mut branch = BranchKv::with_writes(&snapshot, std::mem::take(&mut check.writes));
+        let given_back = tx.signers().iter().try_for_each(|(address, sequence)| {
+            let Some(account) = holdfast_auth::Keeper.account(&branch, address)? else { return Ok(()) };
+            let account = holdfast_auth::Account { sequence: *sequence, ..account };
+            holdfast_auth::Keeper.set_account(&mut branch, address, &account)
+        });
+        check.writes = branch.into_writes();
+        Ok(given_back?)
+    }
+
+    fn check<T>(
+        &self,
+        mode: AnteMode,
+        raw: &[u8],
+        pool: impl FnOnce(MempoolTx) -> Result<T, ModuleError>,
+    ) -> Result<T, ModuleError> {
         let mut check = self.lock_check();
         let block = BlockContext { height: self.next_height(), ..self.chain.clone() };
         let snapshot = self.store.snapshot();
         let mut branch = BranchKv::with_writes(&snapshot, std::mem::take(&mut check.writes));
+        let mut own = BranchKv::new(&branch);
         let guarded = AssertUnwindSafe(|| {
             let mut events = Vec::new();
-            self.run_ante(&mut Context::new(&block, &mut branch, &mut events), mode, raw)
+            self.run_ante(&mut Context::new(&block, &mut own, &mut events), mode, raw)
         });
-        let result = catch_unwind(guarded).unwrap_or_else(|panic| Err(panic_error(&*panic)));
+        let checked = catch_unwind(guarded).unwrap_or_else(|panic| Err(panic_error(&*panic)));
+        let taken = checked.and_then(|(_, outcome)| {
+            pool(MempoolTx::new(raw.to_vec(), outcome.signers, outcome.gas_wanted, outcome.price))
+        });
+        let own = own.into_writes();
+        if taken.is_ok() {
+            branch.absorb(own);
+        }
         check.writes = branch.into_writes();
-        let (_, outcome) = result?;
-        Ok(MempoolTx::new(raw.to_vec(), outcome.signers, outcome.gas_wanted, outcome.price))
+        taken
     }
 
     /// Runs a transaction on the last commit and drops the result: the gas it would use. Signatures may be missing.

@@ -211,9 +211,8 @@ impl<S: CommitStore> Views<S> {
         Ok(())
     }
 
-    /// Publishes the latest committed height. `changed` are the keys its block changed, at least those that
-    /// [`moves_places`] names; without them (after a
-    /// restart or a rollback) every table is rebuilt.
+    /// Publishes the latest committed height. `changed` are the keys its block changed, at least those that can move a
+    /// place in a table; without them (after a restart or a rollback) every table is rebuilt.
     ///
     /// # Errors
     /// `Internal` for corrupt state; nothing is published then.
@@ -302,7 +301,7 @@ impl<S: CommitStore> Views<S> {
 /// Whether a change of `key` can move a place in a candidate table: places are read from these two modules' state only.
 pub(crate) fn moves_places(key: &[u8]) -> bool {
     let is_of = |module: &str| key.strip_prefix(module.as_bytes()).and_then(<[u8]>::first) == Some(&b'/');
-    is_of(holdfast_breaker::keys::MODULE) || is_of("participants")
+    is_of(holdfast_breaker::keys::MODULE) || is_of(holdfast_participants::MODULE_NAME)
 }
 
 /// Whether two heights select under the same epoch, phase and parameters.

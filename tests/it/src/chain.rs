@@ -56,6 +56,10 @@ impl Chain {
         chain.edit_genesis(|genesis| {
             let state = &mut genesis["app_state"];
             state["epochs"]["params"]["epoch_length"] = EPOCH.to_string().into();
+            // A cooldown has to fit into an epoch.
+            let validation = &mut state["inference"]["params"]["validation"];
+            validation["health_cb_initial_cooldown_blocks"] = "10".into();
+            validation["health_cb_max_cooldown_blocks"] = EPOCH.to_string().into();
             state["participants"]["params"]["collateral_per_weight"] = "1".into();
             state["participants"]["models"] = MODELS.iter().map(|id| json!({ "id": id })).collect();
         });

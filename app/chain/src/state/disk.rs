@@ -30,8 +30,8 @@ use super::proof::{self, ProofSource, StateProof};
 use super::table::{self, MARKER_KEY};
 use super::tree::{Hash, Page, PageSource, Path};
 use super::{
-    CommitStore, MAX_KEY_BYTES, Modules, Prepared, StateError, StateOptions, StateView, TreeRoot, check_readable, compute,
-    horizon, version,
+    CommitStore, MAX_KEY_BYTES, Modules, Prepared, StateError, StateOptions, StateView, TreeRoot,
+    check_readable, compute, horizon, version,
 };
 
 const META_FORMAT: &str = "format";

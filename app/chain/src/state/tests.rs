@@ -50,6 +50,7 @@ on_both! {
     pruning_keeps_the_window_and_only_the_window(keep(4)) => pruning;
     pruning_is_bounded_by_its_limit(keep(1)) => bounded_pruning;
     the_store_passes_the_key_value_suite(keep(0)) => key_value_suite;
+    a_key_longer_than_any_is_absent_and_bounds_a_scan(keep(0)) => endless_keys;
 }
 
 fn commit<S: CommitStore>(store: &S, height: i64, writes: &WriteSet) -> Hash {
@@ -111,6 +112,28 @@ fn keys<S: CommitStore>(store: &S) {
     assert_eq!(store.snapshot_at(2).unwrap().get(&longest).unwrap(), Some(vec![1]));
     assert_eq!(store.snapshot().get(&[0]).unwrap(), None, "bookkeeping rows are not state");
     assert_eq!(store.modules(), MODULES);
+}
+
+fn endless_keys<S: CommitStore>(store: &S) {
+    let longest = [b"bank/".as_slice(), &[7; MAX_KEY_BYTES - 5]].concat();
+    let written = WriteSet::from([(longest.clone(), Some(vec![1])), (b"bank/z".to_vec(), Some(vec![2]))]);
+    commit(store, 1, &written);
+    commit(store, 2, &writes(&[("bank/z", Some("later"))]));
+    // The engine below panics from 65,536 bytes on; a model's name in a message can be as long as the message.
+    let endless = [b"bank/".as_slice(), &[7; 100_000]].concat();
+    let check = |view: &dyn KvRead| {
+        assert_eq!(view.get(&endless).unwrap(), None);
+        let keys = |start: &[u8], end: Option<&[u8]>, order| -> Vec<Vec<u8>> {
+            view.scan(start, end, order).map(|row| row.unwrap().0).collect()
+        };
+        for order in [Order::Ascending, Order::Descending] {
+            assert_eq!(keys(&endless, None, order), [b"bank/z".to_vec()]);
+            assert_eq!(keys(b"bank/", Some(&endless), order), [longest.clone()]);
+            assert!(keys(&endless, Some(&[endless.as_slice(), &[0]].concat()), order).is_empty());
+        }
+    };
+    check(&store.snapshot());
+    check(&store.snapshot_at(1).unwrap());
 }
 
 fn no_op_writes<S: CommitStore>(store: &S) {

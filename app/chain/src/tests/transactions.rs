@@ -11,7 +11,7 @@ use holdfast_types::{Address, Hrp, QueryKind};
 
 use super::net::*;
 use crate::app::{AppOptions, Block, PANIC};
-use crate::mempool::bytes_in_block;
+use crate::mempool::{Mempool, MempoolConfig, bytes_in_block};
 use crate::tx::{DecodedTx, Signer, TxBuilder, pack};
 
 /// Weights whose source panics when it is asked about one participant.
@@ -401,4 +401,33 @@ fn swapping_two_transactions_of_a_block_changes_its_hash() {
     let swapped = net.app.finalize_block(&Block { txs, ..block }).unwrap();
     codes(&swapped, &[("", 0), ("inference", 7)]);
     assert_ne!(straight.app_hash, swapped.app_hash);
+}
+
+#[test]
+fn what_the_pool_refuses_or_pushes_out_uses_up_no_sequence() {
+    let mut net = Net::standard();
+    let (poor, rich, to) = (net.gateway(0), net.gateway(1), net.outsider(0).address);
+    let tx = |net: &mut Net, who: &Who, fee: u128| {
+        let mut tx = net.builder(who, vec![send_msg(who, &to, 1)]);
+        tx.fee.amount = fee;
+        tx.sign(&who.key)
+    };
+    let mut pool = Mempool::new(MempoolConfig { max_txs: 1, ..MempoolConfig::default() });
+    let first = tx(&mut net, &poor, 5);
+    let evicted = net.shared.check_tx_into(&first, |tx| pool.insert(tx)).unwrap();
+    assert!(evicted.is_empty());
+    // Refused for want of room: the next sequence must not pass in its place.
+    let cheap = tx(&mut net, &rich, 1);
+    let after = tx(&mut net, &rich, 9);
+    assert_eq!(net.shared.check_tx_into(&cheap, |tx| pool.insert(tx)).unwrap_err().code, 20);
+    assert_eq!(net.shared.check_tx_into(&after, |tx| pool.insert(tx)).unwrap_err().code, 32);
+    net.forget_signed();
+    let dear = tx(&mut net, &rich, 9);
+    let evicted = net.shared.check_tx_into(&dear, |tx| pool.insert(tx)).unwrap();
+    assert_eq!(evicted.iter().map(|tx| tx.raw().to_vec()).collect::<Vec<_>>(), std::slice::from_ref(&first));
+    // Pushed out: its sequence is the account's next one again.
+    net.shared.uncheck_tx(&evicted[0]).unwrap();
+    let behind = tx(&mut net, &poor, 20);
+    assert_eq!(net.shared.check_tx(&behind).unwrap_err().code, 32);
+    assert!(net.shared.check_tx(&first).is_ok());
 }

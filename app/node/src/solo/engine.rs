@@ -131,17 +131,23 @@ impl<S: CommitStore> Engine<S> {
     /// Takes a transaction in (BroadcastTx SYNC).
     ///
     /// # Errors
-    /// The code its check gave; 19 when the same bytes wait or were committed, 20 when the pool is full.
+    /// The code its check gave; 19 when the same bytes wait or were executed, 20 when the pool is full.
     pub fn broadcast(&self, raw: &[u8]) -> Result<TxHash, ModuleError> {
         let hash = tx_hash(raw);
         let mut mempool = lock(&self.mempool);
         mempool.check_absent(&hash)?;
         let known = self.blocks.tx(&hash).map_err(|e| ModuleError::sdk(sdk::INTERNAL, e.to_string()))?;
-        if known.is_some() {
-            return Err(ModuleError::sdk(sdk::TX_IN_MEMPOOL, "tx already exists in cache"));
+        let evicted = self.shared.check_tx_into(raw, |tx| mempool.insert(tx)).map_err(|error| {
+            // One that failed its ante steps in a block used up no sequence: it may come again, and then passes here.
+            if known.is_some() {
+                ModuleError::sdk(sdk::TX_IN_MEMPOOL, "tx already exists in cache")
+            } else {
+                error
+            }
+        })?;
+        for tx in evicted {
+            self.shared.uncheck_tx(&tx)?;
         }
-        let tx = self.shared.check_tx(raw)?;
-        mempool.insert(tx)?;
         Ok(hash)
     }
 
