@@ -413,7 +413,7 @@ fn what_the_pool_refuses_or_pushes_out_uses_up_no_sequence() {
         tx.sign(&who.key)
     };
     let mut pool = Mempool::new(MempoolConfig { max_txs: 1, ..MempoolConfig::default() });
-    let first = tx(&mut net, &poor, 5);
+    let (first, behind) = (tx(&mut net, &poor, 5), tx(&mut net, &poor, 20));
     let evicted = net.shared.check_tx_into(&first, |tx| pool.insert(tx)).unwrap();
     assert!(evicted.is_empty());
     // Refused for want of room: the next sequence must not pass in its place.
@@ -427,7 +427,6 @@ fn what_the_pool_refuses_or_pushes_out_uses_up_no_sequence() {
     assert_eq!(evicted.iter().map(|tx| tx.raw().to_vec()).collect::<Vec<_>>(), std::slice::from_ref(&first));
     // Pushed out: its sequence is the account's next one again.
     net.shared.uncheck_tx(&evicted[0]).unwrap();
-    let behind = tx(&mut net, &poor, 20);
     assert_eq!(net.shared.check_tx(&behind).unwrap_err().code, 32);
     assert!(net.shared.check_tx(&first).is_ok());
 }

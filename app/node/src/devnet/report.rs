@@ -524,6 +524,8 @@ pub struct Recorder {
     commit_us: Vec<u32>,
     /// Entries that are not Healthy.
     states: BTreeMap<(usize, String), State>,
+    /// Epoch of the block.
+    epoch: u64,
     /// Consecutive misses of each (executor, epoch, model), if any.
     streaks: BTreeMap<(usize, u64, String), u64>,
     /// Finished and missed of each (executor, epoch, model) in this block.
@@ -579,6 +581,7 @@ impl Recorder {
             finalize_us: Vec::new(),
             commit_us: Vec::new(),
             states: BTreeMap::new(),
+            epoch: 0,
             streaks: BTreeMap::new(),
             tallies: BTreeMap::new(),
             now: Point::default(),
@@ -676,6 +679,8 @@ impl Recorder {
     /// A new epoch began in this block: every entry is Healthy again. Call it before the block's transitions.
     pub fn epoch_began(&mut self) {
         let height = self.height();
+        self.epoch += 1;
+        self.streaks.clear();
         for ((executor, model), from) in std::mem::take(&mut self.states) {
             self.note(Transition {
                 height,
@@ -711,6 +716,10 @@ impl Recorder {
                 && let Some(steps) = self.miss_steps.get_mut(executor)
             {
                 steps.add(height, &missed, |sum, more| *sum += more);
+            }
+            if entry.1 < self.epoch {
+                // Work of an epoch that is over: its entry is gone, nobody could act on it.
+                continue;
             }
             if finished > 0 {
                 self.streaks.remove(&entry);
@@ -1134,6 +1143,27 @@ mod tests {
         assert_eq!(report.executors[0].first_exclusion_height, None);
         assert_eq!(report.transitions.len(), 4);
         assert_eq!((report.transitions[1].from, report.transitions[1].height), (State::Excluded, 4));
+    }
+
+    #[test]
+    fn misses_of_an_epoch_that_is_over_are_counted_but_no_fifth_in_a_row() {
+        let mut run = recorder("dying(2)", 100);
+        start(&mut run, 0, 9);
+        for _ in 0..4 {
+            run.outcome(0, "a", 0, Outcome::Missed);
+        }
+        run.end_block(1, 1);
+        run.epoch_began();
+        for _ in 0..5 {
+            run.outcome(0, "a", 0, Outcome::Missed);
+        }
+        run.end_block(1, 1);
+        assert_eq!(run.executors()[0].fifth_consecutive_miss_height, None);
+        let report = run.finish("f".repeat(64), 0, 1);
+        assert_eq!(
+            (report.requests.missed, report.executors[0].misses_at.as_slice()),
+            (9, [(1, 4), (2, 5)].as_slice())
+        );
     }
 
     #[test]

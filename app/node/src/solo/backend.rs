@@ -21,6 +21,7 @@ const BROADCAST: &str = "/cosmos.tx.v1beta1.Service/BroadcastTx";
 const GET_TX: &str = "/cosmos.tx.v1beta1.Service/GetTx";
 const NODE_INFO: &str = "/cosmos.base.tendermint.v1beta1.Service/GetNodeInfo";
 const LATEST_BLOCK: &str = "/cosmos.base.tendermint.v1beta1.Service/GetLatestBlock";
+const SUMMARY: &str = "/holdfast.breaker.v1.Query/BreakerSummary";
 const BLOCK_BY_HEIGHT: &str = "/cosmos.base.tendermint.v1beta1.Service/GetBlockByHeight";
 
 /// Heights this close to the latest are at hand.
@@ -210,8 +211,9 @@ impl<S: CommitStore> GrpcBackend for NodeBackend<S> {
     }
 
     fn is_blocking(&self, path: &str, height: i64) -> bool {
-        // Simulation runs messages; an older height may have to be rebuilt.
-        path == SIMULATE || (height != 0 && height.saturating_add(RECENT) < *self.engine.heights().borrow())
+        // Simulation runs messages, a summary reads every member; an older height may have to be rebuilt.
+        matches!(path, SIMULATE | SUMMARY)
+            || (height != 0 && height.saturating_add(RECENT) < *self.engine.heights().borrow())
     }
 }
 

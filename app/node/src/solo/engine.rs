@@ -192,3 +192,89 @@ fn execute<S: CommitStore>(app: &mut App<S>, block: &StoredBlock) -> Result<Fina
     let StoredBlock { height, time_ns, txs, .. } = block.clone();
     Ok(app.finalize_block(&Block { height, time_ns, txs })?)
 }
+
+#[cfg(test)]
+mod tests {
+    use holdfast_app::app::{App, AppOptions, state_spaces};
+    use holdfast_app::mempool::MempoolConfig;
+    use holdfast_app::state::{MemCommitStore, StateOptions};
+    use holdfast_app::tx::{TxBuilder, pack};
+    use holdfast_proto::cosmos::bank::v1beta1::MsgSend;
+    use holdfast_proto::cosmos::base::v1beta1::Coin as PbCoin;
+    use holdfast_types::{Coin, Hrp};
+
+    use super::*;
+    use crate::devnet::config::Preset;
+    use crate::devnet::executors::default_executors;
+    use crate::devnet::genesis::{Account, Accounts, CHAIN_ID, DENOM, document};
+
+    const BALANCE: u128 = 1_000_000_000_000_000_000;
+
+    fn send(from: &Account, to: &Account, sequence: u64, amount: u128, fee: u128) -> Vec<u8> {
+        let hrp = Hrp::default();
+        let message = MsgSend {
+            from_address: from.address.to_bech32(&hrp),
+            to_address: to.address.to_bech32(&hrp),
+            amount: vec![PbCoin { denom: DENOM.into(), amount: amount.to_string() }],
+        };
+        let fee = Coin { denom: DENOM.into(), amount: fee };
+        let builder = TxBuilder {
+            chain_id: CHAIN_ID.into(),
+            account_number: from.number,
+            sequence,
+            fee,
+            gas_limit: 200_000,
+            memo: String::new(),
+            timeout_height: 0,
+            msgs: vec![pack(&message)],
+        };
+        builder.sign(&from.key)
+    }
+
+    fn engine(dir: &std::path::Path, accounts: &Accounts, max_txs: usize) -> Engine<MemCommitStore> {
+        let doc = document(accounts, &default_executors(), Preset::Off).unwrap();
+        let state = MemCommitStore::with_options(&state_spaces(), StateOptions::default()).unwrap();
+        let app = App::from_genesis(state, AppOptions::default(), &doc).unwrap();
+        let config = MempoolConfig { max_txs, ..MempoolConfig::default() };
+        Engine::new(app, BlockStore::open(dir).unwrap(), config).unwrap()
+    }
+
+    #[test]
+    fn bytes_that_used_up_no_sequence_in_a_block_may_come_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let accounts = Accounts::derive(1, default_executors().len());
+        let engine = engine(dir.path(), &accounts, 100);
+        let [a, b, ..] = accounts.gateways.as_slice() else { panic!("two gateways") };
+        let drains = send(a, b, 0, BALANCE - 10, 10);
+        let poor = send(a, b, 1, 1, 10);
+        engine.broadcast(&drains).unwrap();
+        engine.broadcast(&poor).unwrap();
+        let done = engine.produce(1).unwrap();
+        assert_eq!(done.finalized.tx_results.iter().map(|r| r.code).collect::<Vec<_>>(), [0, 5]);
+        // Executed ones are known for good.
+        assert_eq!(engine.broadcast(&drains).unwrap_err().code, 19);
+        assert_eq!(engine.broadcast(&poor).unwrap_err().code, 19);
+        engine.broadcast(&send(b, a, 0, 1_000, 10)).unwrap();
+        engine.produce(2).unwrap();
+        let hash = engine.broadcast(&poor).unwrap();
+        assert_eq!(engine.produce(3).unwrap().finalized.tx_results[0].code, 0);
+        assert_eq!(engine.blocks().tx(&hash).unwrap().unwrap().height, 3);
+        assert_eq!(engine.broadcast(&poor).unwrap_err().code, 19);
+    }
+
+    #[test]
+    fn a_full_pool_lets_no_transaction_in_that_cannot_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let accounts = Accounts::derive(1, default_executors().len());
+        let engine = engine(dir.path(), &accounts, 1);
+        let [a, b, ..] = accounts.gateways.as_slice() else { panic!("two gateways") };
+        engine.broadcast(&send(a, b, 0, 1, 5)).unwrap();
+        assert_eq!(engine.broadcast(&send(b, a, 0, 1, 1)).unwrap_err().code, 20);
+        assert_eq!(engine.broadcast(&send(b, a, 1, 1, 9)).unwrap_err().code, 32);
+        engine.broadcast(&send(b, a, 0, 1, 9)).unwrap();
+        assert_eq!(engine.broadcast(&send(a, b, 1, 1, 20)).unwrap_err().code, 32);
+        engine.broadcast(&send(a, b, 0, 1, 20)).unwrap();
+        let done = engine.produce(1).unwrap();
+        assert_eq!(done.finalized.tx_results.iter().map(|r| r.code).collect::<Vec<_>>(), [0]);
+    }
+}
