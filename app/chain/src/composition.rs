@@ -184,8 +184,11 @@ fn step(
 }
 
 impl Composition {
-    /// B1 to B4. Returns the block with its epoch and phase set. Fails only where the policy is to halt.
-    pub(crate) fn begin_block(&self, ctx: &mut Context<'_>) -> Result<BlockContext, ModuleError> {
+    /// B1 to B4 of [`STEPS`]. Returns the block with its epoch and phase set.
+    ///
+    /// # Errors
+    /// Only of a step whose policy is to halt.
+    pub fn begin_block(&self, ctx: &mut Context<'_>) -> Result<BlockContext, ModuleError> {
         self.with(|hooks| {
             step(ctx, 0, holdfast_inference::begin_block)?;
             let mut block = ctx.block.clone();
@@ -201,17 +204,19 @@ impl Composition {
         })
     }
 
-    /// E1 to E4.
-    pub(crate) fn end_block(&self, ctx: &mut Context<'_>) -> Result<(), ModuleError> {
+    /// E1 to E4 of [`STEPS`].
+    ///
+    /// # Errors
+    /// Only of a step whose policy is to halt; none of these.
+    pub fn end_block(&self, ctx: &mut Context<'_>) -> Result<(), ModuleError> {
         self.with(|hooks| {
             step(ctx, 4, |ctx| hooks.inference(|deps| holdfast_inference::expire(ctx, deps)))?;
             step(ctx, 5, |ctx| hooks.inference(|deps| holdfast_inference::sprt_step(ctx, deps)))?;
             step(ctx, 6, |ctx| Ok(hooks.breaker().end_block(ctx)?))?;
-            step(ctx, 7, |ctx| {
-                hooks.participants.end_block(ctx)?;
-                hooks.breaker().prune(ctx)?;
-                holdfast_inference::prune(ctx, &holdfast_epochs::Keeper)
-            })
+            // Three branches: a failing one must not keep its neighbours' rows.
+            step(ctx, 7, |ctx| hooks.participants.end_block(ctx))?;
+            step(ctx, 7, |ctx| Ok(hooks.breaker().prune(ctx)?))?;
+            step(ctx, 7, |ctx| holdfast_inference::prune(ctx, &holdfast_epochs::Keeper))
         })
     }
 
@@ -222,11 +227,12 @@ impl Composition {
     pub fn check_invariants(&self, store: &dyn KvRead, block: &BlockContext) -> Result<u64, String> {
         holdfast_bank::invariants::check(store)?;
         holdfast_participants::invariants::check(&self.participants(), store, block)?;
+        holdfast_participants::invariants::collateral_is_backed(store, &holdfast_bank::Keeper)?;
         let params = holdfast_inference::Keeper.params(store).map_err(|e| e.to_string())?;
         let (bank, denom) = (&holdfast_bank::Keeper, &params.token_price.denom);
         holdfast_inference::invariants::escrow_is_backed(store, bank, denom)?;
         holdfast_inference::invariants::nothing_is_due(store, block.height)?;
         self.with(|hooks| holdfast_breaker::invariants::check(&hooks.breaker(), store, block))?;
-        Ok(5)
+        Ok(6)
     }
 }

@@ -190,7 +190,7 @@ impl GenesisDoc {
         Coin::new(&self.fee_denom, 0).map_err(|e| bad("fee_denom", e))?;
         let initial_height: Height = self.initial_height;
         if !(1..=i64::MAX / 2).contains(&initial_height) {
-            return Err(bad("initial_height", "must be at least 1"));
+            return Err(bad("initial_height", "must be 1 to 4611686018427387903"));
         }
         let block = &self.consensus.params.block;
         let max_block_bytes = u64::try_from(block.max_bytes).ok().filter(|n| (1024..=100 << 20).contains(n));

@@ -1,6 +1,7 @@
 //! The draw of an executor: by itself, and as `GetRandomExecutor` over loopback gRPC beside a handler that does nothing.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use bytes::Bytes;
@@ -12,7 +13,7 @@ use holdfast_proto::Message;
 use holdfast_proto::holdfast::inference::v1 as pb;
 use holdfast_testkit::addr_n;
 
-use crate::measure::timed;
+use crate::measure::{cpu_so_far, timed};
 use crate::scene::{MODEL, Scene};
 use crate::{Better, Outcome, Row, median};
 
@@ -110,31 +111,39 @@ async fn over_grpc(size: Size) -> Result<Outcome> {
     let request = Bytes::from(request.encode_to_vec());
 
     let (mut our_us, mut echo_us, mut shares) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut our_cpu, mut echo_cpu) = (Vec::new(), Vec::new());
     for round in 0..=size.rounds {
-        let call = async |channel: &GrpcChannel| -> Result<f64> {
+        let call = async |channel: &GrpcChannel| -> Result<(f64, f64)> {
+            let cpu = cpu_so_far();
             let took = repeat_call(channel, PATH, request.clone(), STREAMS, size.calls).await?;
-            Ok(took.as_secs_f64() * 1e6 / size.calls as f64)
+            let each = |time: Duration| time.as_secs_f64() * 1e6 / size.calls as f64;
+            Ok((each(took), each(cpu_so_far().saturating_sub(cpu))))
         };
         // The no-op handler before and after ours: what the machine does otherwise changes from round to round.
-        let before = call(&echo).await?;
-        let ours = call(&ours).await?;
-        let no_op = (before + call(&echo).await?) / 2.0;
+        let (before, cpu_before) = call(&echo).await?;
+        let (ours, cpu) = call(&ours).await?;
+        let (after, cpu_after) = call(&echo).await?;
+        let no_op = (before + after) / 2.0;
         // The first round warms both up.
         if round > 0 {
             our_us.push(ours);
             echo_us.push(no_op);
             shares.push(no_op / ours);
+            our_cpu.push(cpu);
+            echo_cpu.push((cpu_before + cpu_after) / 2.0);
         }
     }
     let rate = |us: &[f64]| 1e6 / median(us);
+    let name = format!("draw.grpc.{}", size.members);
     let rows = vec![
-        Row::new(&format!("draw.grpc.{}", size.members), "1/s", rate(&our_us)).against(
+        Row::new(&name, "1/s", rate(&our_us)).against("no-op handler", rate(&echo_us), Better::Higher),
+        // Client and server together.
+        Row::new(&format!("{name}.cpu"), "us", median(&our_cpu)).against(
             "no-op handler",
-            rate(&echo_us),
-            Better::Higher,
+            median(&echo_cpu),
+            Better::Lower,
         ),
-        Row::new(&format!("draw.grpc.{}.share_of_no_op", size.members), "share", median(&shares))
-            .at_least(NO_OP_SHARE),
+        Row::new(&format!("{name}.share_of_no_op"), "share", median(&shares)).at_least(NO_OP_SHARE),
     ];
     let details = serde_json::json!({ "ours_us": our_us, "no_op_us": echo_us, "share": shares });
     Ok(Outcome { rows, details })

@@ -1,15 +1,18 @@
 //! The end of a block with a hundred touched entries, among more and more participants.
 //!
-//! `keeper`: the breaker's own step over a store in memory that holds an entry of every participant. `app`: FinalizeBlock of the
-//! whole application for a block without transactions in which a hundred inferences expire: expiry, refunds, statistics,
-//! judge, and the new state root. The parameters let no rule be met, so that every block does the same.
+//! `keeper`: the breaker's own step over a store in memory that holds an entry of every participant. `app`: all steps of the
+//! application, on disk, for a block in which a hundred inferences expire: expiry, refunds, statistics, judge, pruning.
+//! `finalize`: FinalizeBlock of that block, which has no transactions: the same and the new state root, whose trees are
+//! deeper the more there is in them. The parameters let no rule be met, so that every block does the same.
 
 use anyhow::{Result, ensure};
+use holdfast_app::app::Block;
+use holdfast_app::state::CommitStore;
 use holdfast_breaker::Keeper;
 use holdfast_store::BranchKv;
 use holdfast_testkit::{StaticGroup, TestChain, addr_n};
 use holdfast_types::traits::{InferenceHooks, InferenceOutcome, Stamp};
-use holdfast_types::{Address, Context, ValidationParams};
+use holdfast_types::{Address, BlockContext, Context, ValidationParams};
 
 use crate::measure::{Took, timed};
 use crate::scene::{MODEL, Scene, all_succeeded};
@@ -51,13 +54,18 @@ fn lenient() -> ValidationParams {
 pub fn run(size: &Size) -> Result<Outcome> {
     let mut rows = Vec::new();
     let mut details = serde_json::Map::new();
-    type Measure = fn(usize, usize) -> Result<Vec<Took>>;
+    type Measure = fn(usize, usize) -> Result<Times>;
     for (name, participants, measure) in
         [("keeper", size.keeper, keeper as Measure), ("app", size.app, app as Measure)]
     {
         let mut cpu = Vec::new();
         for &count in participants {
-            let took = measure(count, size.blocks)?;
+            let Times { steps: took, finalize } = measure(count, size.blocks)?;
+            if !finalize.is_empty() {
+                let of = |time: fn(&Took) -> f64| median(&finalize.iter().map(time).collect::<Vec<_>>());
+                rows.push(Row::new(&format!("endblock.finalize.{count}"), "us", of(|t| t.wall_us(1))));
+                rows.push(Row::new(&format!("endblock.finalize.{count}.cpu"), "us", of(|t| t.cpu_us(1))));
+            }
             let wall: Vec<f64> = took.iter().map(|t| t.wall_us(1)).collect();
             let busy: Vec<f64> = took.iter().map(|t| t.cpu_us(1)).collect();
             rows.push(Row::new(&format!("endblock.{name}.{count}"), "us", median(&wall)));
@@ -75,13 +83,22 @@ pub fn run(size: &Size) -> Result<Outcome> {
     Ok(Outcome { rows, details: details.into() })
 }
 
+/// What the measured blocks took.
+#[derive(Debug, Default)]
+struct Times {
+    /// The end of the block.
+    steps: Vec<Took>,
+    /// FinalizeBlock, of the application.
+    finalize: Vec<Took>,
+}
+
 /// The participants touched in block `number`: spread evenly, others in each block.
 fn touched(number: usize, participants: usize) -> impl Iterator<Item = usize> {
     let step = (participants / TOUCHED).max(1);
     (0..TOUCHED).map(move |i| (number + i * step) % participants)
 }
 
-fn keeper(participants: usize, blocks: usize) -> Result<Vec<Took>> {
+fn keeper(participants: usize, blocks: usize) -> Result<Times> {
     let address = |i: usize| -> Address { addr_n(i as u64 + 1) };
     let mut group = StaticGroup::new();
     for i in 0..participants {
@@ -104,7 +121,7 @@ fn keeper(participants: usize, blocks: usize) -> Result<Vec<Took>> {
         }
         Ok(breaker.end_block(ctx)?)
     })?;
-    let mut times = Vec::new();
+    let mut times = Times::default();
     for number in 0..blocks {
         chain.block.height += 1;
         // On the block's branch, as in the application.
@@ -120,21 +137,21 @@ fn keeper(participants: usize, blocks: usize) -> Result<Vec<Took>> {
         let (done, took) = timed(|| breaker.end_block(&mut ctx));
         done?;
         ensure!(events.is_empty(), "a rule was met");
-        times.push(took);
+        times.steps.push(took);
         BranchKv::apply(branch.into_writes(), &mut chain.store)?;
     }
     Ok(times)
 }
 
 /// Starts of several blocks in a row; as many empty blocks that wait; then the blocks in which they expire, which are timed.
-fn app(participants: usize, blocks: usize) -> Result<Vec<Took>> {
+fn app(participants: usize, blocks: usize) -> Result<Times> {
     let params = lenient();
     let wait = usize::try_from(params.expiration_blocks)?;
     let in_a_row = (wait / 2).min(blocks.max(1));
     let mut scene = Scene::new(TOUCHED, participants, Some(params))?;
-    let mut times = Vec::new();
+    let mut times = Times::default();
     let mut number = 0;
-    while times.len() < blocks {
+    while times.steps.len() < blocks {
         for _ in 0..in_a_row {
             let mut txs = Vec::new();
             for (at, executor) in touched(number, participants).enumerate() {
@@ -152,15 +169,36 @@ fn app(participants: usize, blocks: usize) -> Result<Vec<Took>> {
         }
         for _ in 0..in_a_row {
             let block = scene.block(Vec::new());
+            times.steps.push(end_block(&scene, &block)?);
             let (finalized, took) = timed(|| scene.app.finalize_block(&block));
             let expired = "holdfast.inference.v1.EventInferenceMissed";
             let misses = finalized?.events.iter().filter(|event| event.kind == expired).count();
             ensure!(misses == TOUCHED, "{misses} inferences expired instead of {TOUCHED}");
             scene.app.commit()?;
-            times.push(took);
+            times.finalize.push(took);
         }
     }
     Ok(times)
+}
+
+/// The end of `block` by itself, on a branch of the last commit that is dropped.
+fn end_block(scene: &Scene, block: &Block) -> Result<Took> {
+    let shared = scene.app.shared();
+    let snapshot = shared.store().snapshot();
+    let mut branch = BranchKv::new(&snapshot);
+    let mut events = Vec::new();
+    let before = shared.view(0)?.block.clone();
+    let context = BlockContext {
+        height: block.height,
+        time_ns: block.time_ns,
+        previous_app_hash: scene.app.app_hash(),
+        ..before
+    };
+    let composition = shared.composition();
+    let context = composition.begin_block(&mut Context::new(&context, &mut branch, &mut events))?;
+    let (done, took) = timed(|| composition.end_block(&mut Context::new(&context, &mut branch, &mut events)));
+    done?;
+    Ok(took)
 }
 
 #[cfg(test)]

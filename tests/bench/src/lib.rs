@@ -117,7 +117,7 @@ impl Row {
 
 impl std::fmt::Display for Row {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:<36} {:>14} {:<7}", self.name, number(self.value), self.unit)?;
+        write!(f, "{:<44} {:>14} {:<7}", self.name, number(self.value), self.unit)?;
         if let (Some(peer), Some(value)) = (&self.peer_name, self.peer_value) {
             write!(f, " {peer} {:>14}", number(value))?;
         }

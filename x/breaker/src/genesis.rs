@@ -32,7 +32,10 @@ fn ascending<K: Ord>(field: &str, keys: impl Iterator<Item = K>) -> Result<(), M
 }
 
 fn named(field: &str, model: &str) -> Result<(), ModuleError> {
-    if model.is_empty() { Err(bad(field, "must not be empty")) } else { Ok(()) }
+    match model.len() {
+        1..=64 => Ok(()),
+        _ => Err(bad(field, "must not be empty, and have at most 64 bytes")),
+    }
 }
 
 fn forced_state(to: ForcedTo) -> State {

@@ -48,8 +48,9 @@ impl Keeper<'_> {
                 return Err(BreakerError::NoOverride);
             }
             OVERRIDES.remove(ctx.store, &pair)?;
-            let entry = ENTRIES.load(ctx.store, &key)?;
-            return self.end_override(ctx, &key, &entry, "cleared");
+            // An override that a genesis brought without its entry acts from the next epoch; until then it is only a row.
+            let entry = ENTRIES.get(ctx.store, &key)?.filter(|entry| entry.forced.is_some());
+            return entry.map_or(Ok(()), |entry| self.end_override(ctx, &key, &entry, "cleared"));
         };
         let (first, last) =
             (ctx.block.height.saturating_add(1), ctx.block.height.saturating_add(OVERRIDE_BLOCKS_MAX));

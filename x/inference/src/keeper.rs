@@ -69,7 +69,7 @@ impl Keeper {
             return Err(InferenceError::ExecutorUnknown { field: "assigned_to", executor }.into());
         }
         let id = msg.inference_id;
-        let waiting = match INFERENCES.get(&*ctx.store, &id)? {
+        let waiting = match known(ctx, &id)? {
             None => None,
             Some(Inference { status: Status::FinishedFirst, answer: Some(answer), .. }) => Some(answer),
             Some(_) => return Err(InferenceError::InferenceExists(id).into()),
@@ -173,7 +173,7 @@ impl Keeper {
             height: ctx.block.height,
         };
         let id = msg.inference_id;
-        let Some(mut record) = INFERENCES.get(&*ctx.store, &id)? else {
+        let Some(mut record) = known(ctx, &id)? else {
             let waiting = Inference {
                 status: Status::FinishedFirst,
                 expires_at: timeout(ctx)?,
@@ -352,6 +352,12 @@ fn count(
     let mut stats = STATS.get(&*ctx.store, &key)?.unwrap_or_default();
     change(&mut stats).ok_or_else(|| logic("a statistics counter overflowed"))?;
     Ok(STATS.set(ctx.store, &key, &stats)?)
+}
+
+/// The record of an id. A waiting finish whose time is over is none, even while its timeout waits behind a backlog.
+fn known(ctx: &Context<'_>, id: &String) -> Result<Option<Inference>, StoreError> {
+    let record = INFERENCES.get(&*ctx.store, id)?;
+    Ok(record.filter(|r| r.status != Status::FinishedFirst || ctx.block.height <= r.expires_at))
 }
 
 /// The record of an inference that has its start; a waiting finish is not one yet (11).

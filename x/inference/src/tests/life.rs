@@ -179,6 +179,30 @@ fn a_waiting_finish_without_start_is_removed_when_its_time_is_over() {
 }
 
 #[test]
+fn a_waiting_finish_is_forgotten_in_time_even_behind_a_backlog_of_timeouts() {
+    for again in [false, true] {
+        let mut w = World::new();
+        w.finish("a", 1).unwrap();
+        // No end of a block so far: the timeout is still in the queue.
+        w.begin(22);
+        assert_eq!(w.status("a"), Some(Status::FinishedFirst));
+        if again {
+            w.finish("a", 2).unwrap();
+            assert_eq!(w.record("a").map(|r| r.expires_at), Some(42), "a new wait");
+        } else {
+            w.start("a", 2).unwrap();
+            assert_eq!(w.status("a"), Some(Status::Started), "not settled by the old answer");
+        }
+        // The old timeout is gone with the old record.
+        w.end();
+        assert!(w.status("a").is_some());
+        w.go(42);
+        w.go(43);
+        assert_eq!(w.status("a"), (!again).then_some(Status::Expired));
+    }
+}
+
+#[test]
 fn a_start_for_another_executor_than_the_one_who_finished_is_refused() {
     let mut w = World::new();
     w.finish("a", 2).unwrap();
