@@ -281,6 +281,8 @@ fn flags_that_cannot_be_are_refused_by_name_before_anything_runs() {
     devnet(&["--executors", "healthy@weight=0"]).refused(1, &["weight"]);
     devnet(&["--listen", "localhost"]).refused(2, &["--listen", "(cli error 12)"]);
     devnet(&["--report", "/dev/null", "--blocks", "1"]).refused(2, &["--report", "(cli error 12)"]);
+    // Not after minutes of work: nothing can be made below this one, not even by root.
+    devnet(&["--report", "/proc/none", "--blocks", "1"]).refused(1, &["--report", "/proc/none"]);
 }
 
 #[test]

@@ -31,6 +31,12 @@ pub async fn run(config: &DevnetConfig) -> Result<Report> {
         Source::Trace { path, skip_bad_rows } => Input::trace(path, *skip_bad_rows)?,
         Source::Workload { seed } => Input::builtin(*seed),
     };
+    if let Some(folder) = &config.report {
+        // Found out now, not after the run.
+        std::fs::create_dir_all(folder)
+            .and_then(|()| tempfile::tempfile_in(folder))
+            .with_context(|| format!("--report: cannot write into {}; choose another folder", folder.display()))?;
+    }
     let temporary = match &config.home {
         Some(_) => None,
         None => Some(tempfile::Builder::new().prefix("holdfast-devnet-").tempdir()?),
