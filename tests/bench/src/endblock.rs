@@ -1,14 +1,20 @@
 //! The end of a block with a hundred touched entries, among more and more participants.
 //!
-//! `keeper`: the breaker's own step over a store in memory that holds an entry of every participant. `app`: all steps of the
-//! application, on disk, for a block in which a hundred inferences expire: expiry, refunds, statistics, judge, pruning.
-//! `finalize`: FinalizeBlock of that block, which has no transactions: the same and the new state root, whose trees are
-//! deeper the more there is in them. The parameters let no rule be met, so that every block does the same.
+//! | rows | what is timed |
+//! |---|---|
+//! | `keeper` | the breaker's own step, over a store in memory that holds an entry of every participant |
+//! | `app` | all steps of the application's end of a block, on disk, after a hundred finishes |
+//! | `expiry` | the same steps when a hundred inferences expire in them: refunds and excuses too |
+//! | `expiry_finalize` | FinalizeBlock of that block, which has no transactions: the new state root too |
+//!
+//! The same hundred participants in each block, spread evenly. The parameters let no rule be met, so that every block does the
+//! same.
 
 use anyhow::{Result, ensure};
 use holdfast_app::app::Block;
 use holdfast_app::state::CommitStore;
 use holdfast_breaker::Keeper;
+use holdfast_proto::Any;
 use holdfast_store::BranchKv;
 use holdfast_testkit::{StaticGroup, TestChain, addr_n};
 use holdfast_types::traits::{InferenceHooks, InferenceOutcome, Stamp};
@@ -54,41 +60,41 @@ fn lenient() -> ValidationParams {
 pub fn run(size: &Size) -> Result<Outcome> {
     let mut rows = Vec::new();
     let mut details = serde_json::Map::new();
-    type Measure = fn(usize, usize) -> Result<Times>;
-    for (name, participants, measure) in
-        [("keeper", size.keeper, keeper as Measure), ("app", size.app, app as Measure)]
-    {
-        let mut cpu = Vec::new();
-        for &count in participants {
-            let Times { steps: took, finalize } = measure(count, size.blocks)?;
-            if !finalize.is_empty() {
-                let of = |time: fn(&Took) -> f64| median(&finalize.iter().map(time).collect::<Vec<_>>());
-                rows.push(Row::new(&format!("endblock.finalize.{count}"), "us", of(|t| t.wall_us(1))));
-                rows.push(Row::new(&format!("endblock.finalize.{count}.cpu"), "us", of(|t| t.cpu_us(1))));
-            }
-            let wall: Vec<f64> = took.iter().map(|t| t.wall_us(1)).collect();
-            let busy: Vec<f64> = took.iter().map(|t| t.cpu_us(1)).collect();
-            rows.push(Row::new(&format!("endblock.{name}.{count}"), "us", median(&wall)));
-            rows.push(Row::new(&format!("endblock.{name}.{count}.cpu"), "us", median(&busy)));
-            cpu.push(median(&busy));
-            details.insert(format!("{name}.{count}"), serde_json::json!({ "wall_us": wall, "cpu_us": busy }));
-        }
+    let mut add = |name: &str, took: &[Took]| -> f64 {
+        let wall: Vec<f64> = took.iter().map(|t| t.wall_us(1)).collect();
+        let cpu: Vec<f64> = took.iter().map(|t| t.cpu_us(1)).collect();
+        rows.push(Row::new(&format!("endblock.{name}"), "us", median(&wall)));
+        rows.push(Row::new(&format!("endblock.{name}.cpu"), "us", median(&cpu)));
+        details.insert(name.into(), serde_json::json!({ "wall_us": wall, "cpu_us": cpu }));
+        median(&cpu)
+    };
+    let (mut of_keeper, mut of_app) = (Vec::new(), Vec::new());
+    for &count in size.keeper {
+        of_keeper.push(add(&format!("keeper.{count}"), &keeper(count, size.blocks)?));
+    }
+    for &count in size.app {
+        let times = app(count, size.blocks)?;
+        of_app.push(add(&format!("app.{count}"), &times.outcomes));
+        add(&format!("expiry.{count}"), &times.expiry);
+        add(&format!("expiry_finalize.{count}"), &times.finalize);
+    }
+    for (name, participants, cpu) in [("keeper", size.keeper, of_keeper), ("app", size.app, of_app)] {
         if let (Some(first), Some(few), Some(many)) = (cpu.first(), participants.first(), participants.last())
         {
             let worst = cpu.iter().copied().fold(0.0, f64::max) / first;
-            let name = format!("endblock.{name}.flat_{few}_to_{many}");
-            rows.push(Row::new(&name, "times", worst).at_most(FLAT));
+            rows.push(
+                Row::new(&format!("endblock.{name}.flat_{few}_to_{many}"), "times", worst).at_most(FLAT),
+            );
         }
     }
     Ok(Outcome { rows, details: details.into() })
 }
 
-/// What the measured blocks took.
+/// What the application's blocks took.
 #[derive(Debug, Default)]
 struct Times {
-    /// The end of the block.
-    steps: Vec<Took>,
-    /// FinalizeBlock, of the application.
+    outcomes: Vec<Took>,
+    expiry: Vec<Took>,
     finalize: Vec<Took>,
 }
 
@@ -98,7 +104,7 @@ fn touched(participants: usize) -> impl Iterator<Item = usize> {
     (0..TOUCHED).map(move |i| i * step % participants)
 }
 
-fn keeper(participants: usize, blocks: usize) -> Result<Times> {
+fn keeper(participants: usize, blocks: usize) -> Result<Vec<Took>> {
     let address = |i: usize| -> Address { addr_n(i as u64 + 1) };
     let mut group = StaticGroup::new();
     for i in 0..participants {
@@ -121,7 +127,7 @@ fn keeper(participants: usize, blocks: usize) -> Result<Times> {
         }
         Ok(breaker.end_block(ctx)?)
     })?;
-    let mut times = Times::default();
+    let mut times = Vec::new();
     for _ in 0..blocks {
         chain.block.height += 1;
         // On the block's branch, as in the application.
@@ -137,39 +143,44 @@ fn keeper(participants: usize, blocks: usize) -> Result<Times> {
         let (done, took) = timed(|| breaker.end_block(&mut ctx));
         done?;
         ensure!(events.is_empty(), "a rule was met");
-        times.steps.push(took);
+        times.push(took);
         BranchKv::apply(branch.into_writes(), &mut chain.store)?;
     }
     Ok(times)
 }
 
-/// Starts of several blocks in a row; as many empty blocks that wait; then the blocks in which they expire, which are timed.
 fn app(participants: usize, blocks: usize) -> Result<Times> {
     let params = lenient();
     let wait = usize::try_from(params.expiration_blocks)?;
-    let in_a_row = (wait / 2).min(blocks.max(1));
     let mut scene = Scene::new(TOUCHED, participants, Some(params))?;
     let mut times = Times::default();
-    let mut number = 0;
-    while times.steps.len() < blocks {
+    for number in 0..blocks {
+        let started = starts(&mut scene, participants, &format!("finished-{number}"))?;
+        let answers: Vec<Any> = started
+            .iter()
+            .map(|(executor, id)| scene.finish_message(*executor, id))
+            .collect::<Result<_>>()?;
+        let block = scene.block(Vec::new());
+        times.outcomes.push(end_block(&scene, &block, &answers)?);
+        let mut txs = Vec::new();
+        for (executor, id) in &started {
+            txs.push(scene.finish(*executor, id)?);
+        }
+        run_block(&mut scene, txs)?;
+    }
+    // Starts of several blocks in a row; blocks that wait; then the blocks in which they expire.
+    let in_a_row = (wait / 2).min(blocks.max(1));
+    while times.expiry.len() < blocks {
         for _ in 0..in_a_row {
-            let mut txs = Vec::new();
-            for (at, executor) in touched(participants).enumerate() {
-                txs.push(scene.start(at, executor, &format!("bench-{number}-{at}"))?);
-            }
-            number += 1;
-            let block = scene.block(txs);
-            all_succeeded(&scene.app.finalize_block(&block)?)?;
-            scene.app.commit()?;
+            let label = format!("expired-{}", scene.app.height());
+            starts(&mut scene, participants, &label)?;
         }
         for _ in in_a_row..wait {
-            let block = scene.block(Vec::new());
-            scene.app.finalize_block(&block)?;
-            scene.app.commit()?;
+            run_block(&mut scene, Vec::new())?;
         }
         for _ in 0..in_a_row {
             let block = scene.block(Vec::new());
-            times.steps.push(end_block(&scene, &block)?);
+            times.expiry.push(end_block(&scene, &block, &[])?);
             let (finalized, took) = timed(|| scene.app.finalize_block(&block));
             let expired = "holdfast.inference.v1.EventInferenceMissed";
             let misses = finalized?.events.iter().filter(|event| event.kind == expired).count();
@@ -181,21 +192,41 @@ fn app(participants: usize, blocks: usize) -> Result<Times> {
     Ok(times)
 }
 
-/// The end of `block` by itself, on a branch of the last commit that is dropped.
-fn end_block(scene: &Scene, block: &Block) -> Result<Took> {
+/// A block of starts, one on each touched participant; gives executors and ids.
+fn starts(scene: &mut Scene, participants: usize, label: &str) -> Result<Vec<(usize, String)>> {
+    let started: Vec<(usize, String)> =
+        touched(participants).enumerate().map(|(at, executor)| (executor, format!("{label}-{at}"))).collect();
+    let mut txs = Vec::new();
+    for (at, (executor, id)) in started.iter().enumerate() {
+        txs.push(scene.start(at, *executor, id)?);
+    }
+    run_block(scene, txs)?;
+    Ok(started)
+}
+
+fn run_block(scene: &mut Scene, txs: Vec<Vec<u8>>) -> Result<()> {
+    let block = scene.block(txs);
+    all_succeeded(&scene.app.finalize_block(&block)?)?;
+    Ok(scene.app.commit()?)
+}
+
+/// The end of `block` by itself, after these messages, on a branch of the last commit that is dropped.
+fn end_block(scene: &Scene, block: &Block, messages: &[Any]) -> Result<Took> {
     let shared = scene.app.shared();
     let snapshot = shared.store().snapshot();
     let mut branch = BranchKv::new(&snapshot);
     let mut events = Vec::new();
-    let before = shared.view(0)?.block.clone();
     let context = BlockContext {
         height: block.height,
         time_ns: block.time_ns,
         previous_app_hash: scene.app.app_hash(),
-        ..before
+        ..shared.view(0)?.block.clone()
     };
     let composition = shared.composition();
     let context = composition.begin_block(&mut Context::new(&context, &mut branch, &mut events))?;
+    for message in messages {
+        composition.deliver(&mut Context::new(&context, &mut branch, &mut events), message)?;
+    }
     let (done, took) = timed(|| composition.end_block(&mut Context::new(&context, &mut branch, &mut events)));
     done?;
     Ok(took)

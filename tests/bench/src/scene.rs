@@ -114,17 +114,22 @@ impl Scene {
         Ok(gateway.sign(pack(&message)))
     }
 
-    /// A signed answer of `executor` to `id`.
-    pub fn finish(&mut self, executor: usize, id: &str) -> Result<Vec<u8>> {
-        let executor = self.executors.get_mut(executor).context("no such executor")?;
-        let message = pb::MsgFinishInference {
+    /// The answer of `executor` to `id`, to be signed or delivered as it is.
+    pub fn finish_message(&self, executor: usize, id: &str) -> Result<Any> {
+        let executor = self.executors.get(executor).context("no such executor")?;
+        Ok(pack(&pb::MsgFinishInference {
             executed_by: executor.name.clone(),
             inference_id: id.into(),
             response_hash: vec![9; 32],
             prompt_tokens: PROMPT_TOKENS,
             completion_tokens: MAX_TOKENS / 2,
-        };
-        Ok(executor.sign(pack(&message)))
+        }))
+    }
+
+    /// A signed answer of `executor` to `id`.
+    pub fn finish(&mut self, executor: usize, id: &str) -> Result<Vec<u8>> {
+        let message = self.finish_message(executor, id)?;
+        Ok(self.executors.get_mut(executor).context("no such executor")?.sign(message))
     }
 
     /// The next block with these transactions.

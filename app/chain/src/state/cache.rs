@@ -1,7 +1,7 @@
 //! What the disk store keeps in memory: the latest tree pages and values. Both caches are bounded and only ever save
 //! reads; no result depends on them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, Hash as StdHash, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -178,4 +178,65 @@ impl ValueCache {
 
 fn weight(key: &[u8], value: Option<&[u8]>) -> usize {
     key.len().saturating_add(value.map_or(0, <[u8]>::len)).saturating_add(ValueCache::OVERHEAD)
+}
+
+/// Where the first live key of each collection lies.
+///
+/// A queue is read from its front and its rows are removed there. In the engine, removed rows stay as marks until a compaction
+/// reaches them, and every scan from the front would step over all of them again, more with each block.
+///
+/// An entry says that from a height on no key lies between its start and `until`. A commit that writes a key in between moves
+/// `until` down to it, so an entry is right for every view from that height up to the latest.
+#[derive(Debug)]
+pub(super) struct Fronts(Mutex<(i64, BTreeMap<Vec<u8>, Front>)>);
+
+#[derive(Debug)]
+struct Front {
+    until: Vec<u8>,
+    since: i64,
+}
+
+impl Fronts {
+    /// Collections there can be at most; more are not remembered.
+    const MOST: usize = 1_024;
+
+    /// Nothing known of a store at `height`.
+    pub(super) fn new(height: i64) -> Self {
+        Self(Mutex::new((height, BTreeMap::new())))
+    }
+
+    /// Whether `start` is the root of a collection: module name, `/`, collection byte.
+    pub(super) fn is_root(start: &[u8]) -> bool {
+        matches!(start.iter().position(|b| *b == b'/'), Some(at) if at.checked_add(2) == Some(start.len()))
+    }
+
+    /// Below which key a scan from `start` finds nothing in a view of `height`.
+    pub(super) fn get(&self, start: &[u8], height: i64) -> Option<Vec<u8>> {
+        let fronts = lock(&self.0);
+        fronts.1.get(start).filter(|front| front.since <= height).map(|front| front.until.clone())
+    }
+
+    /// Keeps that a view of `height` has no key from `start` up to `until`.
+    pub(super) fn put(&self, start: &[u8], until: &[u8], height: i64) {
+        let mut fronts = lock(&self.0);
+        let (latest, fronts) = &mut *fronts;
+        let known = fronts.get(start).map(|front| front.until.as_slice());
+        let room = known.is_some() || fronts.len() < Self::MOST;
+        if *latest == height && room && known.is_none_or(|known| known < until) {
+            fronts.insert(start.to_vec(), Front { until: until.to_vec(), since: height });
+        }
+    }
+
+    /// A commit of `height`; `writes` are sorted. Must be called before its state is handed to readers.
+    pub(super) fn replace(&self, height: i64, writes: &[Write]) {
+        let mut fronts = lock(&self.0);
+        fronts.0 = height;
+        for (start, front) in &mut fronts.1 {
+            let from = writes.partition_point(|write| write.key.as_slice() < start.as_slice());
+            let between = writes.iter().skip(from).take_while(|write| write.key < front.until);
+            if let Some(first) = between.into_iter().find(|write| write.value.is_some()) {
+                front.until.clone_from(&first.key);
+            }
+        }
+    }
 }

@@ -25,7 +25,7 @@ use fjall::{
 };
 use holdfast_store::{KvIter, KvRead, Order, Pair, StoreError, WriteSet};
 
-use super::cache::{PageCache, ValueCache};
+use super::cache::{Fronts, PageCache, ValueCache};
 use super::proof::{self, ProofSource, StateProof};
 use super::table::{self, MARKER_KEY};
 use super::tree::{Hash, Page, PageSource, Path};
@@ -124,6 +124,7 @@ struct Shared {
     options: StateOptions,
     cache: PageCache,
     values: Arc<ValueCache>,
+    fronts: Arc<Fronts>,
     head: RwLock<Head>,
     writer: Mutex<()>,
     path: PathBuf,
@@ -175,10 +176,12 @@ impl DiskStore {
         let (height, earliest, app_hash, roots) = check(&tables, &modules)?;
         let tables = Arc::new(tables);
         let values = Arc::new(ValueCache::new(options.value_cache_bytes, height));
+        let fronts = Arc::new(Fronts::new(height));
         let latest = DiskSnapshot {
             snapshot: tables.db.snapshot(),
             tables: tables.clone(),
             values: values.clone(),
+            fronts: fronts.clone(),
             height,
             app_hash,
             roots: roots.into(),
@@ -186,6 +189,7 @@ impl DiskStore {
         Ok(Self(Arc::new(Shared {
             cache: PageCache::new(options.page_cache),
             values,
+            fronts,
             tables,
             modules,
             options,
@@ -331,6 +335,7 @@ pub struct DiskSnapshot {
     tables: Arc<Tables>,
     snapshot: Snapshot,
     values: Arc<ValueCache>,
+    fronts: Arc<Fronts>,
     height: i64,
     app_hash: Hash,
     roots: Arc<[TreeRoot]>,
@@ -400,15 +405,49 @@ impl KvRead for DiskSnapshot {
         let Some((start, end)) = flat_range(start, end) else {
             return Box::new(std::iter::empty());
         };
-        let rows = self.snapshot.range(&self.tables.flat, range_of(start, end));
         let pair = |row: fjall::Guard| -> Result<Pair, StoreError> {
             let (key, value) = row.into_inner().map_err(backend)?;
             Ok((key.to_vec(), value.to_vec()))
         };
-        match order {
-            Order::Ascending => Box::new(rows.map(pair)),
-            Order::Descending => Box::new(rows.rev().map(pair)),
+        if order == Order::Descending {
+            return Box::new(self.snapshot.range(&self.tables.flat, range_of(start, end)).rev().map(pair));
         }
+        if !Fronts::is_root(&start) {
+            return Box::new(self.snapshot.range(&self.tables.flat, range_of(start, end)).map(pair));
+        }
+        let from = self.fronts.get(&start, self.height).unwrap_or_else(|| start.clone());
+        if end.as_ref().is_some_and(|end| *end <= from) {
+            return Box::new(std::iter::empty());
+        }
+        let rows = self.snapshot.range(&self.tables.flat, range_of(from, end.clone())).map(pair);
+        Box::new(FrontScan { rows, view: self, ahead: Some((start, end)) })
+    }
+}
+
+/// An ascending scan from the root of a collection, which remembers where the first row was.
+struct FrontScan<'a, I> {
+    rows: I,
+    view: &'a DiskSnapshot,
+    /// Bounds of the scan until it has given its first row.
+    ahead: Option<(Vec<u8>, Option<Vec<u8>>)>,
+}
+
+impl<I: Iterator<Item = Result<Pair, StoreError>>> Iterator for FrontScan<'_, I> {
+    type Item = I::Item;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let row = self.rows.next();
+        if let Some((start, end)) = self.ahead.take() {
+            let first = match &row {
+                Some(Ok((key, _))) => Some(key),
+                Some(Err(_)) => None,
+                None => end.as_ref(),
+            };
+            if let Some(first) = first {
+                self.view.fronts.put(&start, first, self.view.height);
+            }
+        }
+        row
     }
 }
 
@@ -686,11 +725,13 @@ impl CommitStore for DiskStore {
         batch.commit().map_err(engine)?;
 
         shared.cache.replace(at, pages, &stale);
+        shared.fronts.replace(height, &writes);
         shared.values.replace(height, writes);
         let latest = DiskSnapshot {
             snapshot: tables.db.snapshot(),
             tables: shared.tables.clone(),
             values: shared.values.clone(),
+            fronts: shared.fronts.clone(),
             height,
             app_hash,
             roots: roots.into(),

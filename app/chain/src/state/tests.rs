@@ -724,6 +724,44 @@ fn the_value_cache_never_serves_a_view_what_it_must_not_see() {
 
 // ---- the disk ----
 
+/// A queue that is filled anywhere and worked off from its front, read through the latest and through older views.
+#[test]
+fn a_scan_from_the_front_of_a_collection_never_misses_a_row() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, mem) = (disk(dir.path(), keep(0)), MemCommitStore::with_options(&MODULES, keep(0)).unwrap());
+    let mut rng = Rng::new(41);
+    let mut views = Vec::new();
+    let root = b"bank/\x07".to_vec();
+    let key = |n: u64| [root.as_slice(), &n.to_be_bytes()].concat();
+    for height in 1..=120 {
+        let mut block = WriteSet::new();
+        for _ in 0..rng.below(4) {
+            // Mostly at the back, at times before everything that is left.
+            let n = if rng.chance(15) { rng.below(1_000) } else { height as u64 * 10 + rng.below(9) };
+            block.insert(key(n), Some(vec![1]));
+        }
+        let end = key(height as u64 * 10);
+        let front: Vec<_> = store.snapshot().scan(&root, Some(&end), Order::Ascending).take(3).collect();
+        for row in front {
+            block.entry(row.unwrap().0).or_insert(None);
+        }
+        assert_eq!(commit(&store, height, &block), commit(&mem, height, &block), "height {height}");
+        views.push((store.snapshot(), mem.snapshot()));
+        // Older views are asked after newer ones have moved the front.
+        let back = views.len().saturating_sub(6);
+        for (ours, model) in views[back..].iter().rev() {
+            for end in [Some(key(rng.below(1_300))), Some(b"bank/\x08".to_vec()), None] {
+                let all = |view: &dyn KvRead| -> Vec<_> {
+                    view.scan(&root, end.as_deref(), Order::Ascending).map(Result::unwrap).collect()
+                };
+                assert_eq!(all(ours), all(model), "height {height}, end {end:?}");
+                let first = |view: &dyn KvRead| view.scan(&root, end.as_deref(), Order::Ascending).next();
+                assert_eq!(first(ours).transpose().unwrap(), first(model).transpose().unwrap());
+            }
+        }
+    }
+}
+
 #[test]
 fn state_survives_reopening() {
     let dir = tempfile::tempdir().unwrap();

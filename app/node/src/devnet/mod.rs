@@ -33,9 +33,9 @@ pub async fn run(config: &DevnetConfig) -> Result<Report> {
     };
     if let Some(folder) = &config.report {
         // Found out now, not after the run.
-        std::fs::create_dir_all(folder)
-            .and_then(|()| tempfile::tempfile_in(folder))
-            .with_context(|| format!("--report: cannot write into {}; choose another folder", folder.display()))?;
+        std::fs::create_dir_all(folder).and_then(|()| tempfile::tempfile_in(folder)).with_context(|| {
+            format!("--report: cannot write into {}; choose another folder", folder.display())
+        })?;
     }
     let temporary = match &config.home {
         Some(_) => None,
