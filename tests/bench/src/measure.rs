@@ -78,7 +78,10 @@ mod tests {
     fn work_takes_elapsed_and_processor_time_and_sleep_only_the_first() {
         let (_, sleep) = timed(|| std::thread::sleep(Duration::from_millis(30)));
         // Other tests of the process may work meanwhile; this thread does not.
-        assert!(sleep.wall >= Duration::from_millis(30) && sleep.own < Duration::from_millis(25), "{sleep:?}");
+        assert!(
+            sleep.wall >= Duration::from_millis(30) && sleep.own < Duration::from_millis(25),
+            "{sleep:?}"
+        );
         let (sum, work) = timed(|| (0..2_000_000_u64).fold(0_u64, |a, b| std::hint::black_box(a ^ b)));
         assert!(sum < 1 << 22 && work.own > Duration::ZERO);
         let both = sleep + work;
