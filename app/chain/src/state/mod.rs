@@ -135,7 +135,7 @@ impl Default for StateOptions {
         Self {
             keep_recent: 0,
             page_cache: 700_000,
-            value_cache_bytes: 128 * 1024 * 1024,
+            value_cache_bytes: 96 * 1024 * 1024,
             block_cache_bytes: 32 * 1024 * 1024,
             threads: std::thread::available_parallelism().map_or(1, |n| n.get().min(4)),
         }
