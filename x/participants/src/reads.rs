@@ -6,7 +6,7 @@ use holdfast_types::{Address, BlockContext, Height};
 
 use crate::keeper::{Keeper, overlaps};
 use crate::state::{IN_MAINTENANCE, INACTIVE, MEMBERS, MODELS, PARTICIPANTS, UNAVAILABILITY};
-use crate::types::Cause;
+use crate::types::{Cause, MemberRecord};
 
 /// Whose standing a committed key can have changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,6 +24,22 @@ pub fn watched(key: &[u8]) -> Option<Watched> {
     }
     let participant = INACTIVE.parse_key(key).or_else(|| IN_MAINTENANCE.parse_key(key))?;
     Some(Watched { model: None, participant })
+}
+
+/// Standing of a participant that has weight in the epoch of `block`; `record` is rolled to it.
+fn member(
+    store: &dyn KvRead,
+    block: &BlockContext,
+    participant: &Address,
+    record: &MemberRecord,
+) -> Result<Standing, StoreError> {
+    Ok(Standing {
+        member: true,
+        active: INACTIVE.get(store, participant)? != Some(block.epoch),
+        weight: record.weight,
+        preserved: record.preserved,
+        in_maintenance: IN_MAINTENANCE.has(store, participant)?,
+    })
 }
 
 impl ParticipantsRead for Keeper<'_> {
@@ -44,16 +60,7 @@ impl ParticipantsRead for Keeper<'_> {
     ) -> Result<Standing, StoreError> {
         let record =
             MEMBERS.get(store, &(model.to_owned(), *participant))?.unwrap_or_default().at(block.epoch);
-        if record.weight == 0 {
-            return Ok(Standing::default());
-        }
-        Ok(Standing {
-            member: true,
-            active: INACTIVE.get(store, participant)? != Some(block.epoch),
-            weight: record.weight,
-            preserved: record.preserved,
-            in_maintenance: IN_MAINTENANCE.has(store, participant)?,
-        })
+        if record.weight == 0 { Ok(Standing::default()) } else { member(store, block, participant, &record) }
     }
 
     fn members(
@@ -67,14 +74,7 @@ impl ParticipantsRead for Keeper<'_> {
             let ((_, participant), record) = row?;
             let record = record.at(block.epoch);
             if record.weight > 0 {
-                let standing = Standing {
-                    member: true,
-                    active: INACTIVE.get(store, &participant)? != Some(block.epoch),
-                    weight: record.weight,
-                    preserved: record.preserved,
-                    in_maintenance: IN_MAINTENANCE.has(store, &participant)?,
-                };
-                out.push((participant, standing));
+                out.push((participant, member(store, block, &participant, &record)?));
             }
         }
         Ok(out)
