@@ -398,7 +398,9 @@ mod tests {
         let peers = parse_peer(&format!("go: note\n{line}\n")).unwrap();
         assert_eq!(peers[0].peer_name, "iavl v1 iavl/goleveldb");
         let compared = rows(&measured, &peers).unwrap();
-        assert_eq!((compared[0].name.as_str(), compared[0].ratio), ("store.block_median", Some(1.0)));
+        assert_eq!(compared[0].name, "store.block_median");
+        // The peer's time went through decimal text and may have lost its last bit.
+        assert!(compared[0].ratio.is_some_and(|ratio| (ratio - 1.0).abs() < 1e-9), "{:?}", compared[0].ratio);
         let mut other = peers;
         other[0].measured.state_sha256.clear();
         assert!(rows(&measured, &other).is_err());
