@@ -28,7 +28,7 @@ mod generated {
 
 pub use generated::{cosmos, holdfast, tendermint};
 pub use prost::{self, Message, Name};
-pub use prost_types::{Any, FieldMask, Timestamp};
+pub use prost_types::{Any, Duration, FieldMask, Timestamp};
 pub use strict::{StrictDecodeError, decode_strict};
 
 #[cfg(feature = "json")]

@@ -51,13 +51,18 @@ fn the_descriptor_set_lists_every_service_and_method() {
     assert_eq!(
         sorted.into_iter().collect::<Vec<_>>(),
         [
-            "cosmos.auth.v1beta1.Query: Accounts Account ModuleAccountByName",
+            "cosmos.auth.v1beta1.Msg: UpdateParams",
+            "cosmos.auth.v1beta1.Query: Accounts Account Params ModuleAccountByName",
             "cosmos.bank.v1beta1.Msg: Send",
             "cosmos.bank.v1beta1.Query: Balance AllBalances TotalSupply SupplyOf",
             "cosmos.base.tendermint.v1beta1.Service: GetNodeInfo GetLatestBlock GetBlockByHeight",
+            "cosmos.gov.v1.Msg: SubmitProposal Vote VoteWeighted Deposit UpdateParams CancelProposal",
+            "cosmos.gov.v1.Query: Proposal Proposals Vote Votes Params Deposit Deposits TallyResult",
             "cosmos.tx.v1beta1.Service: Simulate GetTx BroadcastTx",
+            "cosmos.upgrade.v1beta1.Msg: SoftwareUpgrade CancelUpgrade",
+            "cosmos.upgrade.v1beta1.Query: CurrentPlan AppliedPlan ModuleVersions Authority",
             "holdfast.breaker.v1.Msg: SetBreakerOverride",
-            "holdfast.breaker.v1.Query: CircuitBreaker CircuitBreakers BreakerSummary Overrides",
+            "holdfast.breaker.v1.Query: CircuitBreaker CircuitBreakers BreakerSummary Overrides WhatIf",
             "holdfast.epochs.v1.Msg: UpdateParams",
             "holdfast.epochs.v1.Query: Params CurrentEpoch Epoch",
             "holdfast.inference.v1.Msg: StartInference FinishInference ReportFailure \
@@ -68,13 +73,13 @@ fn the_descriptor_set_lists_every_service_and_method() {
              DepositCollateral WithdrawCollateral ClaimCollateral AnnounceMaintenance \
              CancelMaintenance RegisterModel UpdateParams",
             "holdfast.participants.v1.Query: Params Participant Participants Models EpochGroup \
-             Maintenance",
+             Maintenance Validators",
         ]
     );
 }
 
 #[test]
-fn every_msg_service_is_marked_and_its_first_field_signs() {
+fn every_msg_service_is_marked_and_says_which_field_signs() {
     let pool = pool();
     let signer = pool.get_extension_by_name("cosmos.msg.v1.signer").unwrap();
     let marker = pool.get_extension_by_name("cosmos.msg.v1.service").unwrap();
@@ -90,7 +95,14 @@ fn every_msg_service_is_marked_and_its_first_field_signs() {
         );
         for method in service.methods().filter(|_| is_msg) {
             let input = method.input();
-            let first = input.get_field(1).unwrap();
+            // cosmos.gov.v1 has its signers where the Cosmos SDK has them.
+            let number = match input.full_name() {
+                "cosmos.gov.v1.MsgSubmitProposal" => 3,
+                "cosmos.gov.v1.MsgVote" | "cosmos.gov.v1.MsgVoteWeighted" => 2,
+                "cosmos.gov.v1.MsgDeposit" | "cosmos.gov.v1.MsgCancelProposal" => 2,
+                _ => 1,
+            };
+            let first = input.get_field(number).unwrap();
             let options = input.options();
             let named = options.get_extension(&signer).into_owned();
             let named: Vec<&str> =
@@ -101,13 +113,16 @@ fn every_msg_service_is_marked_and_its_first_field_signs() {
             messages += 1;
         }
     }
-    assert_eq!(messages, 18);
+    assert_eq!(messages, 27);
 }
 
 #[test]
 fn update_messages_of_all_modules_have_one_shape() {
-    for module in ["epochs", "participants", "inference"] {
-        let name = format!("holdfast.{module}.v1.MsgUpdateParams");
+    for package in
+        ["holdfast.epochs", "holdfast.participants", "holdfast.inference", "cosmos.gov", "cosmos.auth"]
+    {
+        let version = if package == "cosmos.auth" { "v1beta1" } else { "v1" };
+        let name = format!("{package}.{version}.MsgUpdateParams");
         let message = pool().get_message_by_name(&name).unwrap();
         let fields: Vec<(u32, String)> =
             message.fields().map(|field| (field.number(), field.name().to_owned())).collect();

@@ -1,13 +1,14 @@
 //! Errors with their stable codes. Codes are API.
 
-use holdfast_types::ModuleError;
+use holdfast_types::{FieldError, ModuleError};
 use thiserror::Error;
 
 /// The module's codespace.
 pub const CODESPACE: &str = "auth";
 
 /// Every code of the module.
-pub const CODES: &[(u32, &str)] = &[(2, "invalid genesis"), (3, "module account")];
+pub const CODES: &[(u32, &str)] =
+    &[(2, "invalid genesis"), (3, "module account"), (4, "invalid signer"), (5, "invalid params")];
 
 /// What x/auth refuses. A missing account is `sdk` 9, a sequence past 2^64 - 1 is `sdk` 32.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -23,6 +24,15 @@ pub enum AuthError {
     /// A key or sequence for an account that nobody signs for.
     #[error("account of module {0}: nobody can sign for it; use an account with a key")]
     ModuleAccount(String),
+    /// Not the governance account.
+    #[error("authority: only {expected} may change params; submit a proposal")]
+    InvalidSigner {
+        /// The authority, bech32.
+        expected: String,
+    },
+    /// A parameter or the mask.
+    #[error("params.{0}")]
+    InvalidParams(FieldError),
 }
 
 impl AuthError {
@@ -31,6 +41,8 @@ impl AuthError {
         match self {
             Self::InvalidGenesis { .. } => 2,
             Self::ModuleAccount(_) => 3,
+            Self::InvalidSigner { .. } => 4,
+            Self::InvalidParams(_) => 5,
         }
     }
 

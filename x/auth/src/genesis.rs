@@ -8,7 +8,7 @@ use holdfast_types::{Address, Context, Hrp, ModuleError};
 use ripemd::Ripemd160;
 use sha2::{Digest, Sha256};
 
-use crate::{ACCOUNTS, Account, AuthError, NEXT_ACCOUNT_NUMBER};
+use crate::{ACCOUNTS, Account, AuthError, NEXT_ACCOUNT_NUMBER, PARAMS, Params};
 
 /// The address of a key, as the Cosmos SDK derives it: RIPEMD-160 of SHA-256 of its 33 bytes.
 fn address_of(key: &[u8; 33]) -> Address {
@@ -61,10 +61,18 @@ pub(crate) fn parse(genesis: &pb::GenesisState, hrp: &Hrp) -> Result<Vec<(Addres
     Ok(out)
 }
 
+/// The parameters of a genesis state, checked; the defaults when it has none.
+pub(crate) fn params(genesis: &pb::GenesisState) -> Result<Params, AuthError> {
+    let params = genesis.params.as_ref().map_or_else(Params::default, Params::from);
+    params.validate().map_err(|e| AuthError::genesis(format!("params.{}", e.field), e.rule))?;
+    Ok(params)
+}
+
 pub(crate) fn init(ctx: &mut Context<'_>, genesis: &pb::GenesisState) -> Result<(), ModuleError> {
     for (address, account) in parse(genesis, &ctx.block.hrp)? {
         ACCOUNTS.set(ctx.store, &address, &account)?;
     }
+    PARAMS.set(ctx.store, &params(genesis)?)?;
     Ok(NEXT_ACCOUNT_NUMBER.set(ctx.store, genesis.next_account_number)?)
 }
 
@@ -80,5 +88,10 @@ pub(crate) fn export(store: &dyn KvRead, hrp: &Hrp) -> Result<pb::GenesisState, 
             module_name: account.module.unwrap_or_default(),
         });
     }
-    Ok(pb::GenesisState { accounts, next_account_number: NEXT_ACCOUNT_NUMBER.peek(store)? })
+    let params = PARAMS.get(store)?.unwrap_or_default();
+    Ok(pb::GenesisState {
+        accounts,
+        next_account_number: NEXT_ACCOUNT_NUMBER.peek(store)?,
+        params: Some((&params).into()),
+    })
 }

@@ -4,13 +4,18 @@ use holdfast_store::{KvRead, KvWrite, StoreError};
 use holdfast_types::traits::AccountKeeper;
 use holdfast_types::{Address, Context, ModuleError, sdk};
 
-use crate::{ACCOUNTS, Account, AuthError, NEXT_ACCOUNT_NUMBER};
+use crate::{ACCOUNTS, Account, AuthError, NEXT_ACCOUNT_NUMBER, PARAMS, Params};
 
 /// The account keeper. Holds no state.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Keeper;
 
 impl Keeper {
+    /// The parameters in force.
+    pub fn params(&self, store: &dyn KvRead) -> Result<Params, StoreError> {
+        Ok(PARAMS.get(store)?.unwrap_or_default())
+    }
+
     /// The account of `address`, if it has one.
     pub fn account(&self, store: &dyn KvRead, address: &Address) -> Result<Option<Account>, StoreError> {
         ACCOUNTS.get(store, address)

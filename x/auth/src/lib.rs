@@ -35,6 +35,9 @@ mod genesis;
 mod keeper;
 mod keys;
 mod module;
+pub mod msg_server;
+mod msgs;
+mod params;
 pub mod query_server;
 mod state;
 #[cfg(test)]
@@ -45,5 +48,7 @@ pub use errors::{AuthError, CODES, CODESPACE};
 pub use keeper::Keeper;
 pub use keys::COLLECTIONS;
 pub use module::AuthModule;
-pub use state::{ACCOUNTS, NEXT_ACCOUNT_NUMBER};
+pub use msgs::UpdateParams;
+pub use params::{GAS_COST_MAX, MEMO_CHARACTERS_MAX, PARAMS_FIELDS, Params, TX_SIG_LIMIT_MAX};
+pub use state::{ACCOUNTS, NEXT_ACCOUNT_NUMBER, PARAMS};
 pub use types::Account;

@@ -5,7 +5,7 @@ use holdfast_proto::holdfast::auth::v1::GenesisState;
 use holdfast_store::{KvRead, Prefix};
 use holdfast_types::{Context, Hrp, Module, ModuleError, decode_msg};
 
-use crate::{CODES, COLLECTIONS, genesis, keys};
+use crate::{CODES, COLLECTIONS, Params, genesis, keys};
 
 /// x/auth.
 #[derive(Debug, Clone, Copy, Default)]
@@ -25,11 +25,13 @@ impl Module for AuthModule {
     }
 
     fn default_genesis(&self) -> Vec<u8> {
-        GenesisState::default().encode_to_vec()
+        GenesisState { params: Some((&Params::default()).into()), ..GenesisState::default() }.encode_to_vec()
     }
 
     fn validate_genesis(&self, genesis: &[u8], hrp: &Hrp) -> Result<(), ModuleError> {
-        genesis::parse(&decode_msg(genesis)?, hrp)?;
+        let genesis = decode_msg(genesis)?;
+        genesis::parse(&genesis, hrp)?;
+        genesis::params(&genesis)?;
         Ok(())
     }
 

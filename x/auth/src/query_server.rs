@@ -7,7 +7,7 @@ use holdfast_types::{Address, Hrp, QueryContext, QueryError, paginate};
 
 use holdfast_store::{KeyCodec, StoreError};
 
-use crate::{ACCOUNTS, Account};
+use crate::{ACCOUNTS, Account, Keeper};
 
 fn pack<M: Message + Name>(message: &M) -> Any {
     Any { type_url: type_url::<M>(), value: message.encode_to_vec() }
@@ -69,4 +69,12 @@ pub fn module_account_by_name(
         .filter(|account| account.module.as_deref() == Some(req.name.as_str()))
         .ok_or_else(|| QueryError::not_found(format!("module account {} not found", req.name)))?;
     Ok(pb::QueryModuleAccountByNameResponse { account: Some(to_any(&address, &account, &q.block.hrp)) })
+}
+
+/// The parameters.
+pub fn params(
+    q: QueryContext<'_>,
+    _req: pb::QueryParamsRequest,
+) -> Result<pb::QueryParamsResponse, QueryError> {
+    Ok(pb::QueryParamsResponse { params: Some((&Keeper.params(q.store)?).into()) })
 }

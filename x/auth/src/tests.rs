@@ -8,7 +8,7 @@ use holdfast_proto::{Any, Message, decode_strict};
 use holdfast_store::{KvRead, KvWrite, MemKv, Order};
 use holdfast_testkit::{Rng, TestChain, addr};
 use holdfast_types::traits::AccountKeeper;
-use holdfast_types::{Address, Hrp, Module, QueryKind, check_prefix_table};
+use holdfast_types::{Address, FieldError, Hrp, Module, QueryKind, check_prefix_table};
 
 use crate::*;
 
@@ -27,6 +27,7 @@ const HOLDER: Address = Address([
 /// Two key holders and the account of gov.
 fn chain() -> TestChain {
     let mut chain = TestChain::new(1);
+    chain.ctx(|ctx| AuthModule.init_genesis(ctx, &AuthModule.default_genesis())).unwrap();
     chain.ctx(|ctx| {
         K.ensure_account(ctx, &addr(1)).unwrap();
         K.ensure_module_account(ctx.store, "gov").unwrap();
@@ -208,6 +209,7 @@ fn after_random_operations_numbers_are_unique_and_genesis_brings_back_the_state(
     for seed in 0..40 {
         let mut rng = Rng::new(seed);
         let mut chain = TestChain::new(1);
+        chain.ctx(|ctx| AuthModule.init_genesis(ctx, &AuthModule.default_genesis())).unwrap();
         let mut sequences: BTreeMap<Address, u64> = BTreeMap::new();
         for _ in 0..120 {
             // Module addresses are among those that receive coins, before and after the module has its account.
@@ -295,6 +297,7 @@ fn each_bad_genesis_field_is_refused_by_its_name() {
         ("accounts[0].pub_key", |g| g.accounts[0].pub_key = KEY.to_vec()),
         ("accounts[1].pub_key", |g| g.accounts[1].pub_key[32] ^= 1),
         ("accounts[0].module_name", |g| g.accounts[0].module_name = "bank".into()),
+        ("params.tx_sig_limit", |g| g.params.as_mut().unwrap().tx_sig_limit = 8),
         ("accounts[2].module_name", |g| g.accounts[2].sequence = 1),
         ("accounts[2].module_name", |g| g.accounts[2].pub_key = KEY.to_vec()),
     ];
@@ -317,6 +320,86 @@ fn each_bad_genesis_field_is_refused_by_its_name() {
 #[test]
 fn collections_and_codes_are_where_the_tables_say() {
     assert!(check_prefix_table(&AuthModule));
-    let samples = [AuthError::genesis("f", "r"), AuthError::ModuleAccount("gov".into())];
+    let samples = [
+        AuthError::genesis("f", "r"),
+        AuthError::ModuleAccount("gov".into()),
+        AuthError::InvalidSigner { expected: "gov".into() },
+        AuthError::InvalidParams(FieldError::new("f", "r")),
+    ];
     assert_eq!(samples.map(|e| e.code()).to_vec(), CODES.iter().map(|(code, _)| *code).collect::<Vec<_>>());
+}
+
+fn update(params: cosmos::Params, paths: &[&str]) -> cosmos::MsgUpdateParams {
+    cosmos::MsgUpdateParams {
+        authority: Address::module("gov").to_bech32(&Hrp::default()),
+        params: Some(params),
+        update_mask: Some(holdfast_proto::FieldMask {
+            paths: paths.iter().map(|p| (*p).to_owned()).collect(),
+        }),
+    }
+}
+
+#[test]
+fn an_update_changes_the_named_fields_and_no_other() {
+    let wanted = cosmos::Params {
+        max_memo_characters: 1,
+        tx_sig_limit: 2,
+        tx_size_cost_per_byte: 3,
+        sig_verify_cost_secp256k1: 4,
+    };
+    let number = |params: &Params, field: &str| match field {
+        "max_memo_characters" => params.max_memo_characters,
+        "tx_sig_limit" => params.tx_sig_limit,
+        "tx_size_cost_per_byte" => params.tx_size_cost_per_byte,
+        "sig_verify_cost_secp256k1" => params.sig_verify_cost_secp256k1,
+        other => panic!("no field {other}"),
+    };
+    for (n, field) in PARAMS_FIELDS.iter().enumerate() {
+        let mut chain = chain();
+        chain.ctx(|ctx| msg_server::update_params(ctx, update(wanted, &[field]))).unwrap();
+        let (after, old) = (K.params(&chain.store).unwrap(), Params::default());
+        assert_eq!(number(&after, field), n as u64 + 1);
+        for other in PARAMS_FIELDS.iter().filter(|other| *other != field) {
+            assert_eq!(number(&after, other), number(&old, other), "{field} changed {other}");
+        }
+    }
+    let mut chain = chain();
+    chain.ctx(|ctx| msg_server::update_params(ctx, update(wanted, &["*"]))).unwrap();
+    assert_eq!(cosmos::Params::from(&K.params(&chain.store).unwrap()), wanted);
+}
+
+#[test]
+fn a_bad_update_is_refused_by_its_field_and_changes_nothing() {
+    let good = cosmos::Params::from(&Params::default());
+    let cases = [
+        (update(cosmos::Params { max_memo_characters: 65_537, ..good }, &["*"]), "auth", 5),
+        (update(cosmos::Params { tx_sig_limit: 0, ..good }, &["tx_sig_limit"]), "auth", 5),
+        (update(cosmos::Params { tx_sig_limit: 8, ..good }, &["tx_sig_limit"]), "auth", 5),
+        (update(cosmos::Params { tx_size_cost_per_byte: 0, ..good }, &["*"]), "auth", 5),
+        (update(cosmos::Params { sig_verify_cost_secp256k1: 1_000_001, ..good }, &["*"]), "auth", 5),
+        (update(good, &[]), "auth", 5),
+        (update(good, &["memo"]), "auth", 5),
+        (cosmos::MsgUpdateParams { params: None, ..update(good, &["*"]) }, "auth", 5),
+        (
+            cosmos::MsgUpdateParams { authority: addr(1).to_bech32(&Hrp::default()), ..update(good, &["*"]) },
+            "auth",
+            4,
+        ),
+        (cosmos::MsgUpdateParams { authority: "gov".into(), ..update(good, &["*"]) }, "sdk", 7),
+    ];
+    for (n, (msg, codespace, code)) in cases.into_iter().enumerate() {
+        let refused = chain().refused(|ctx| msg_server::update_params(ctx, msg));
+        assert_eq!(refused, (codespace, code), "case {n}");
+    }
+}
+
+#[test]
+fn stored_params_have_these_bytes() {
+    let golden = [
+        [0, 1, 0, 0, 0, 0, 0, 0],
+        [7, 0, 0, 0, 0, 0, 0, 0],
+        [10, 0, 0, 0, 0, 0, 0, 0],
+        [0xE8, 3, 0, 0, 0, 0, 0, 0],
+    ];
+    assert_eq!(borsh::to_vec(&Params::default()).unwrap(), golden.concat());
 }

@@ -114,6 +114,10 @@ impl BankKeeper for Keeper {
         self.send_coins(ctx, from, to, std::slice::from_ref(coin))
     }
 
+    fn burn(&self, ctx: &mut Context<'_>, account: &Address, coin: &Coin) -> Result<(), ModuleError> {
+        Self::burn(self, ctx, account, coin)
+    }
+
     fn balance(&self, store: &dyn KvRead, account: &Address, denom: &str) -> Result<u128, StoreError> {
         Ok(BALANCES.get(store, &(*account, denom.to_owned()))?.unwrap_or(0))
     }

@@ -145,6 +145,16 @@ fn mint_and_burn_move_the_supply_along() {
 }
 
 #[test]
+fn a_neighbour_burns_as_the_keeper_does() {
+    let mut chain = chain();
+    let bank: &dyn BankKeeper = &Keeper;
+    chain.message(|ctx| bank.burn(ctx, &addr(1), &coin("uhold", 40))).unwrap();
+    assert_eq!((Keeper.supply(&chain.store, "uhold").unwrap(), has(&chain, 1, "uhold")), (65, 60));
+    assert_eq!(chain.refused(|ctx| bank.burn(ctx, &addr(1), &coin("uhold", 61))), ("sdk", 5));
+    invariants::check(&chain.store).unwrap();
+}
+
+#[test]
 fn random_sends_conserve_every_denomination() {
     for seed in 0..40 {
         let mut rng = Rng::new(seed);

@@ -72,4 +72,9 @@ impl EpochsRead for Keeper {
     fn epoch(&self, store: &dyn KvRead, epoch: Epoch) -> Result<Option<EpochInfo>, StoreError> {
         EPOCHS.get(store, &epoch)
     }
+
+    fn next_length(&self, store: &dyn KvRead, _current: Epoch) -> Result<Option<i64>, StoreError> {
+        let staged = STAGED_PARAMS.get(store)?;
+        Ok(Some(staged.map_or_else(|| self.params(store), Ok)?.epoch_length))
+    }
 }

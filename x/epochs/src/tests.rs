@@ -1,8 +1,8 @@
 use holdfast_proto::holdfast::epochs::v1 as pb;
 use holdfast_proto::{FieldMask, Message};
-use holdfast_store::{KvRead, Order};
+use holdfast_store::{KvRead, Order, StoreError};
 use holdfast_testkit::{NoHooks, Recorder, Rng, Seen, TestChain, addr};
-use holdfast_types::traits::{EpochHooks, EpochInfo, EpochsRead};
+use holdfast_types::traits::{EpochHooks, EpochInfo, EpochsRead, ScheduleLimits};
 use holdfast_types::{Address, Context, Hrp, Module, ModuleError, QueryKind, check_prefix_table};
 
 use crate::*;
@@ -215,7 +215,7 @@ fn update(
     mask: &[&str],
 ) -> Result<(), ModuleError> {
     let msg = update_msg(chain, epoch_length, poc_length, mask);
-    chain.message(|ctx| msg_server::update_params(ctx, msg)).map(|_| ())
+    chain.message(|ctx| msg_server::update_params(ctx, &Spans(0), msg)).map(|_| ())
 }
 
 #[test]
@@ -241,13 +241,18 @@ fn each_bad_update_is_refused_by_its_code_and_changes_nothing() {
     for (space, code, text, msg) in cases {
         let error = msg_server::update_params(
             &mut Context::new(&chain.block, &mut chain.store.clone(), &mut vec![]),
+            &Spans(0),
             msg.clone(),
         )
         .unwrap_err();
         assert!(error.message.starts_with(text), "{text}: {error}");
-        assert_eq!(chain.refused(|ctx| msg_server::update_params(ctx, msg)), (space, code), "{text}");
+        assert_eq!(
+            chain.refused(|ctx| msg_server::update_params(ctx, &Spans(0), msg)),
+            (space, code),
+            "{text}"
+        );
     }
-    chain.message(|ctx| msg_server::update_params(ctx, good)).unwrap();
+    chain.message(|ctx| msg_server::update_params(ctx, &Spans(0), good)).unwrap();
 }
 
 #[test]
@@ -516,4 +521,29 @@ fn collections_and_codes_are_where_the_tables_say() {
         EpochsError::NoEpoch("x"),
     ];
     assert_eq!(samples.map(|e| e.code()).to_vec(), CODES.iter().map(|(code, _)| *code).collect::<Vec<_>>());
+}
+
+/// Blocks that another module needs in one epoch.
+struct Spans(i64);
+
+impl ScheduleLimits for Spans {
+    fn longest_span(&self, _store: &dyn KvRead) -> Result<(i64, &'static str), StoreError> {
+        Ok((self.0, "longest nap"))
+    }
+}
+
+#[test]
+fn an_epoch_is_not_made_shorter_than_what_must_fit_into_it() {
+    let mut chain = chain(10, 3);
+    let mut stage = |span: i64, length: i64| {
+        let msg = update_msg(&chain, length, 0, &["epoch_length"]);
+        chain.message(|ctx| msg_server::update_params(ctx, &Spans(span), msg)).map(|_| ())
+    };
+    let error = stage(9, 8).unwrap_err();
+    assert_eq!((error.codespace, error.code), ("epochs", 3));
+    assert!(error.message.contains("epoch_length") && error.message.contains("longest nap"), "{error}");
+    stage(8, 8).unwrap();
+    // The length stays as staged: not a change, so not asked again.
+    stage(9, 8).unwrap();
+    assert_eq!(K.next_length(&chain.store, 0).unwrap(), Some(8));
 }

@@ -1,7 +1,7 @@
 //! The life of an inference: start, finish, report, cancel, and the common end of all of them.
 
 use holdfast_store::{KvRead, StoreError};
-use holdfast_types::traits::{InferenceOutcome, InferenceStarted, StartAttempt};
+use holdfast_types::traits::{InferenceOutcome, InferenceStarted, ScheduleLimits, StartAttempt};
 use holdfast_types::{Address, Coin, Context, Epoch, Height, ModuleError, sdk};
 
 use crate::errors::InferenceError;
@@ -35,6 +35,11 @@ fn logic(what: &str) -> ModuleError {
 }
 
 impl Keeper {
+    /// The record of an inference, from its start or waiting finish until it is pruned.
+    pub fn inference(&self, store: &dyn KvRead, id: &str) -> Result<Option<Inference>, StoreError> {
+        INFERENCES.get(store, &id.to_owned())
+    }
+
     /// The committed parameters: B1 of the next block copies `validation` into its context.
     pub fn params(&self, store: &dyn KvRead) -> Result<Params, StoreError> {
         Params::load(store)
@@ -242,6 +247,9 @@ impl Keeper {
         if max != old.validation.health_cb_max_cooldown_blocks {
             let epoch = deps.epochs.epoch(&*ctx.store, ctx.block.epoch)?;
             let length = epoch.ok_or_else(|| logic("the current epoch has no schedule"))?.length;
+            // A shorter epoch may have been decided already.
+            let next = deps.epochs.next_length(&*ctx.store, ctx.block.epoch)?.unwrap_or(length);
+            let length = length.min(next);
             if max > length {
                 let rule = format!("must be at most the epoch's length of {length} blocks");
                 return Err(InferenceError::invalid("health_cb_max_cooldown_blocks", rule).into());
@@ -393,5 +401,15 @@ fn check_open(height: Height, id: &str, record: &Inference) -> Result<(), Module
             Err(InferenceError::InferenceExpired { id: id.to_owned(), at: record.expires_at }.into())
         }
         status => Err(InferenceError::InferenceClosed { id: id.to_owned(), status: status.as_str() }.into()),
+    }
+}
+
+impl ScheduleLimits for Keeper {
+    fn longest_span(&self, store: &dyn KvRead) -> Result<(i64, &'static str), StoreError> {
+        let params = PARAMS.get(store)?.unwrap_or_default();
+        Ok((
+            params.validation.health_cb_max_cooldown_blocks,
+            "longest cooldown (health_cb_max_cooldown_blocks)",
+        ))
     }
 }

@@ -44,6 +44,13 @@ impl BankKeeper for MemBank {
         Ok(BALANCES.set(ctx.store, &(*to, coin.denom.clone()), &sum)?)
     }
 
+    fn burn(&self, ctx: &mut Context<'_>, account: &Address, coin: &Coin) -> Result<(), ModuleError> {
+        let had = self.balance(ctx.store, account, &coin.denom)?;
+        let left = had.checked_sub(coin.amount);
+        let left = left.ok_or_else(|| ModuleError::sdk(sdk::INSUFFICIENT_FUNDS, "less than is to burn"))?;
+        Ok(BALANCES.set(ctx.store, &(*account, coin.denom.clone()), &left)?)
+    }
+
     fn balance(&self, store: &dyn KvRead, account: &Address, denom: &str) -> Result<u128, StoreError> {
         Ok(BALANCES.get(store, &(*account, denom.to_owned()))?.unwrap_or(0))
     }

@@ -41,6 +41,7 @@ mod params;
 #[cfg(test)]
 mod tests;
 pub mod traits;
+mod validator;
 mod wire;
 
 pub use address::{Address, AddressError, Hrp};
@@ -51,6 +52,7 @@ pub use errors::{ModuleError, QueryError, QueryKind, sdk};
 pub use event::Event;
 pub use module::{Module, check_prefix_table};
 pub use params::{FieldError, ValidationParams, apply_mask};
+pub use validator::ValidatorUpdate;
 pub use wire::{PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, PAGE_SCAN_MAX, QueryContext, decode_msg, paginate};
 
 /// Block height, 1 and up; 0 means "never".

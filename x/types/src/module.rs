@@ -2,7 +2,7 @@
 
 use holdfast_store::{KvRead, Prefix};
 
-use crate::{Context, Hrp, ModuleError};
+use crate::{Context, Hrp, ModuleError, sdk};
 
 /// One row of the app's module table. Genesis crosses as encoded protobuf (`holdfast.<name>.v1.GenesisState`).
 pub trait Module {
@@ -12,6 +12,15 @@ pub trait Module {
     /// Version of the stored format; a change needs a migration.
     fn consensus_version(&self) -> u64 {
         1
+    }
+
+    /// Brings the stored state from format `from` to the next one, in place; called once for each step up to
+    /// [`Module::consensus_version`]. Old formats are read through frozen types of their own.
+    ///
+    /// # Errors
+    /// No migration from that version, or state that does not read as it.
+    fn migrate(&self, _ctx: &mut Context<'_>, from: u64) -> Result<(), ModuleError> {
+        Err(ModuleError::sdk(sdk::LOGIC, format!("{}: no migration from version {from}", self.name())))
     }
 
     /// Every collection, for docs and debugging.

@@ -39,6 +39,17 @@ impl EpochInfo {
 pub trait EpochsRead {
     /// Schedule of `epoch`; kept for the current one and at least two before it.
     fn epoch(&self, store: &dyn KvRead, epoch: Epoch) -> Result<Option<EpochInfo>, StoreError>;
+
+    /// Blocks of the epoch that will follow `current`, as decided so far. By default as many as it has itself.
+    fn next_length(&self, store: &dyn KvRead, current: Epoch) -> Result<Option<i64>, StoreError> {
+        Ok(self.epoch(store, current)?.map(|epoch| epoch.length))
+    }
+}
+
+/// What other modules' parameters ask of the schedule.
+pub trait ScheduleLimits {
+    /// Blocks that must fit into one epoch, and the parameter that says so.
+    fn longest_span(&self, store: &dyn KvRead) -> Result<(i64, &'static str), StoreError>;
 }
 
 /// Fired in step B2 at the first height of an epoch: ended, then started.

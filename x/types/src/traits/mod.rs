@@ -6,14 +6,16 @@ mod bank;
 mod breaker;
 mod epochs;
 mod escrow;
+mod gov;
 mod inference;
 mod participants;
 
 pub use auth::AccountKeeper;
 pub use bank::BankKeeper;
 pub use breaker::{Admission, BreakerGate, BreakerRead, HealthClass, StartAttempt};
-pub use epochs::{EpochHooks, EpochInfo, EpochsRead};
+pub use epochs::{EpochHooks, EpochInfo, EpochsRead, ScheduleLimits};
 pub use escrow::{EscrowCounts, EscrowHooks};
+pub use gov::{MessageRouter, VotingPower};
 pub use inference::{InferenceHooks, InferenceOutcome, InferenceStarted, Stamp};
 pub use participants::{
     Eligibility, EligibilityHooks, Excuse, GroupTotals, ParticipantsRead, ParticipantsWrite, Standing,
