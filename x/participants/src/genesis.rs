@@ -6,15 +6,17 @@ use holdfast_proto::holdfast::participants::v1 as pb;
 use holdfast_store::{KvRead, Order};
 use holdfast_types::{Address, Coin, Context, Epoch, Hrp, ModuleError, sdk};
 
+use crate::calc::TOTAL_POWER_MAX;
 use crate::keeper::Keeper;
 use crate::msgs::{Serving, check_key, check_model};
 use crate::params::{MODELS_LIMIT, Params};
-use crate::query_server::{to_pb, window_to_pb};
+use crate::query_server::{to_pb, validator_to_pb, window_to_pb};
 use crate::state::{
-    DUE, IN_MAINTENANCE, INACTIVE, IntervalKey, MEMBERS, MODELS, PARAMS, PARTICIPANTS, REFRESH_CURSOR,
-    UNAVAILABILITY, WINDOWS,
+    DUE, IN_MAINTENANCE, INACTIVE, IntervalKey, MEMBERS, MODELS, NEXT_WEIGHTS, PARAMS, PARTICIPANTS,
+    POWER_TOTALS, REFRESH_CURSOR, UNAVAILABILITY, VALIDATORS, WINDOWS,
 };
-use crate::types::{Cause, Interval, MemberRecord, Participant, Window};
+use crate::types::{Cause, Interval, MemberRecord, NextWeight, Participant, PowerTotals, Validator, Window};
+use crate::validators::{SET_MAX, heaviest};
 
 fn bad(field: impl std::fmt::Display, reason: impl std::fmt::Display) -> ModuleError {
     ModuleError::sdk(sdk::INVALID_REQUEST, format!("participants genesis: {field}: {reason}"))
@@ -37,6 +39,7 @@ pub(crate) struct Genesis {
     members: Vec<((String, Address), MemberRecord)>,
     intervals: Vec<(IntervalKey, Interval)>,
     windows: Vec<((Address, i64), Window)>,
+    validators: Vec<(Vec<u8>, Validator)>,
 }
 
 fn participant_from_pb(
@@ -82,7 +85,12 @@ impl Genesis {
     /// Parses and checks everything that needs no other module.
     pub(crate) fn from_pb(genesis: &pb::GenesisState, hrp: &Hrp) -> Result<Self, ModuleError> {
         let params = genesis.params.as_ref().ok_or_else(|| bad("params", "is missing"))?;
-        let params = Params::from_pb(params).map_err(|e| bad("params", e))?;
+        let mut params = Params::from_pb(params).map_err(|e| bad("params", e))?;
+        if (params.max_validators, params.max_validator_change_permille) == (0, 0) {
+            // A text from before there were validators.
+            let Params { max_validators, max_validator_change_permille, .. } = Params::default();
+            params = Params { max_validators, max_validator_change_permille, ..params };
+        }
         params.validate().map_err(|e| bad("params", e))?;
         let address = |field: &str, text: &str| Address::parse(text, hrp).map_err(|e| bad(field, e));
 
@@ -180,7 +188,27 @@ impl Genesis {
             windows.push((key, Window { end_height: row.end_height, announced_at: row.announced_at }));
         }
         ascending("windows", windows.iter().map(|w| w.0))?;
-        Ok(Self { params, models, participants, members, intervals, windows })
+        let (mut validators, mut total) = (Vec::new(), 0_u64);
+        for row in &genesis.validators {
+            check_key(&row.validator_key).map_err(|e| bad("validators", e))?;
+            let participant = match row.participant.as_str() {
+                "" => None,
+                text => Some(address("validators.participant", text)?),
+            };
+            if participant.is_some_and(|p| find(&p).is_none()) {
+                return Err(bad("validators.participant", "is not registered"));
+            }
+            let power = u64::try_from(row.power).ok().filter(|power| *power > 0);
+            let power = power.ok_or_else(|| bad("validators.power", "must be at least 1"))?;
+            total = total.saturating_add(power);
+            validators.push((row.validator_key.clone(), Validator { participant, power }));
+        }
+        if total > TOTAL_POWER_MAX || validators.len() > SET_MAX {
+            let most = format!("at most {SET_MAX} with a total power of {TOTAL_POWER_MAX}");
+            return Err(bad("validators", most));
+        }
+        ascending("validators", validators.iter().map(|v| &v.0))?;
+        Ok(Self { params, models, participants, members, intervals, windows, validators })
     }
 
     /// No epoch of a row may lie in the future of the one the state stands in.
@@ -202,6 +230,12 @@ impl Genesis {
     /// what the source gives, a sweep was under way, and goes on.
     pub(crate) fn init(self, ctx: &mut Context<'_>, keeper: &Keeper<'_>) -> Result<(), ModuleError> {
         self.check_epochs(ctx.block.epoch)?;
+        // The state of a running chain stands inside its epoch, that of a fresh one before the first block.
+        let epoch = keeper.epochs.epoch(ctx.store, ctx.block.epoch)?;
+        let fresh = epoch.is_none_or(|epoch| epoch.start_height >= ctx.block.height);
+        if fresh && self.participants.iter().any(|row| row.2 == Some(ctx.block.epoch)) {
+            return Err(bad("participants.status", "nobody can be inactive in an epoch that has not begun"));
+        }
         PARAMS.set(ctx.store, &self.params)?;
         for model in &self.models {
             MODELS.insert(ctx.store, model)?;
@@ -229,19 +263,23 @@ impl Genesis {
             MEMBERS.set(ctx.store, key, record)?;
         }
         let (mut stale, mut before) = (None, None);
+        let mut totals = PowerTotals { epoch: ctx.block.epoch, ..PowerTotals::default() };
+        let mut candidates = Vec::new();
         for (address, participant, inactive) in &self.participants {
             PARTICIPANTS.set(ctx.store, address, participant)?;
             if let Some(epoch) = inactive {
                 INACTIVE.set(ctx.store, address, epoch)?;
             }
             let weight = keeper.weights.weight(ctx.store, address, participant.collateral)?;
+            let mut weighs = (0, 0);
             for model in &participant.models {
                 let key = (model.clone(), *address);
                 let preserved = participant.poc_preserved;
-                if let Some(record) = MEMBERS.get(ctx.store, &key)? {
+                let record = if let Some(record) = MEMBERS.get(ctx.store, &key)? {
                     if (record.next_weight, record.next_preserved) != (weight, preserved) {
                         stale = stale.or(Some(before));
                     }
+                    record
                 } else {
                     let record = MemberRecord {
                         epoch: ctx.block.epoch,
@@ -253,9 +291,32 @@ impl Genesis {
                         next_preserved: preserved,
                     };
                     MEMBERS.set(ctx.store, &key, &record)?;
-                }
+                    record
+                };
+                weighs = (record.at(ctx.block.epoch).weight.max(weighs.0), record.next_weight.max(weighs.1));
             }
+            let of = |weight| NextWeight { weight, validator_key: participant.validator_key.clone() };
+            if weighs.1 > 0 {
+                NEXT_WEIGHTS.set(ctx.store, address, &of(weighs.1))?;
+            }
+            if *inactive != Some(ctx.block.epoch) {
+                candidates.push((*address, of(weighs.0)));
+            }
+            totals.weight = totals.weight.saturating_add(weighs.0.into());
+            totals.next_weight = totals.next_weight.saturating_add(weighs.1.into());
             before = Some(*address);
+        }
+        POWER_TOTALS.set(ctx.store, &totals)?;
+        // A running chain without validators has none on purpose: nobody could be one when it began.
+        if fresh && self.validators.is_empty() {
+            let (powers, owners) = heaviest(candidates, self.params.max_validators);
+            for (key, power) in powers {
+                let participant = owners.get(&key).copied();
+                VALIDATORS.set(ctx.store, &key, &Validator { participant, power })?;
+            }
+        }
+        for (key, validator) in &self.validators {
+            VALIDATORS.set(ctx.store, key, validator)?;
         }
         if let Some(cursor) = stale {
             REFRESH_CURSOR.set(ctx.store, &cursor)?;
@@ -310,6 +371,10 @@ pub(crate) fn export(store: &dyn KvRead, hrp: &Hrp) -> Result<pb::GenesisState, 
     for row in WINDOWS.iter(store, Order::Ascending) {
         let ((participant, start), window) = row?;
         out.windows.push(window_to_pb(&participant, start, window, hrp));
+    }
+    for row in VALIDATORS.iter(store, Order::Ascending) {
+        let (key, validator) = row?;
+        out.validators.push(validator_to_pb(key, validator, hrp));
     }
     Ok(out)
 }

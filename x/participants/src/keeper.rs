@@ -12,9 +12,10 @@ use crate::keys::MODULE_NAME;
 use crate::msgs::{Registration, Serving};
 use crate::params::Params;
 use crate::state::{
-    IN_MAINTENANCE, INACTIVE, MEMBERS, MODELS, NEXT_TOTALS, PARAMS, PARTICIPANTS, UNAVAILABILITY,
+    CANDIDATES, IN_MAINTENANCE, INACTIVE, MEMBERS, MODELS, NEXT_TOTALS, PARAMS, PARTICIPANTS, UNAVAILABILITY,
 };
 use crate::types::{Cause, Interval, MemberRecord, NextTotals, Participant};
+use crate::validators::group_weight;
 
 /// The participants keeper over a schedule and a source of weights. Holds no state.
 #[derive(Clone, Copy)]
@@ -44,7 +45,10 @@ impl Keeper<'_> {
     }
 
     /// Totals of every model for the epoch that begins: O(models).
+    ///
+    /// Also lists who may validate in it: O(`max_validators`).
     pub fn start_epoch(&self, ctx: &mut Context<'_>) -> Result<Vec<GroupTotals>, ModuleError> {
+        self.list_candidates(ctx)?;
         let mut out = Vec::new();
         for model in MODELS.iter(ctx.store, holdfast_store::Order::Ascending) {
             let model = model?;
@@ -104,7 +108,12 @@ impl Keeper<'_> {
         let (Some(eligible_weight), Some(members), Some(preserved)) = sums else {
             return Err(ParticipantsError::Corrupt("next totals out of range"));
         };
-        Ok(NEXT_TOTALS.set(ctx.store, &model, &NextTotals { eligible_weight, members, preserved })?)
+        let new = NextTotals { eligible_weight, members, preserved };
+        // No row of zeros: an imported chain has none, and would charge other gas for reading one.
+        if new == NextTotals::default() {
+            return Ok(NEXT_TOTALS.remove(ctx.store, &model)?);
+        }
+        Ok(NEXT_TOTALS.set(ctx.store, &model, &new)?)
     }
 
     /// Asks the weight source and stages the answer for the next epoch, for all models of `participant`.
@@ -124,7 +133,7 @@ impl Keeper<'_> {
                 self.set_next(ctx, model, address, weight, preserved)?;
             }
         }
-        Ok(())
+        self.stage_weight(ctx, address, participant, if participant.models.is_empty() { 0 } else { weight })
     }
 
     /// Registers, or registers again after leaving. Works from the next epoch.
@@ -223,9 +232,12 @@ impl Keeper<'_> {
         self.check_models(ctx, &serving.models)?;
         let dropped: Vec<String> =
             participant.models.iter().filter(|m| !serving.models.contains(m)).cloned().collect();
+        let weighed = group_weight(ctx.store, ctx.block.epoch, address, &participant.models)?;
         for model in &dropped {
             self.take_out(ctx, hooks, model, address, Cause::ModelDropped)?;
         }
+        let weighs = group_weight(ctx.store, ctx.block.epoch, address, &serving.models)?;
+        self.lose_weight(ctx, address, weighed, weighs)?;
         participant.host_url = serving.host_url;
         participant.workers = serving.workers;
         participant.models = serving.models;
@@ -244,9 +256,12 @@ impl Keeper<'_> {
         address: &Address,
     ) -> Result<(), ModuleError> {
         let mut participant = self.registered(ctx, address)?;
+        let weighed = group_weight(ctx.store, ctx.block.epoch, address, &participant.models)?;
         for model in std::mem::take(&mut participant.models) {
             self.take_out(ctx, hooks, &model, address, Cause::Left)?;
         }
+        self.lose_weight(ctx, address, weighed, 0)?;
+        self.stage_weight(ctx, address, &participant, 0)?;
         let amount = participant.collateral;
         self.unbond(ctx, &mut participant, amount)?;
         participant.left = true;
@@ -309,6 +324,7 @@ impl Keeper<'_> {
             before.push((model, self.standing(ctx.store, ctx.block, model, address)?.eligibility()));
         }
         INACTIVE.set(ctx.store, address, &ctx.block.epoch)?;
+        CANDIDATES.remove(ctx.store, address)?;
         self.note_absence(ctx, address, "", Cause::Inactive)?;
         for (model, old) in before {
             if old.weight > 0 {

@@ -18,6 +18,11 @@ pub(crate) const DUE: Prefix = Prefix::new(MODULE_NAME, 10, "due");
 pub(crate) const UNAVAILABILITY: Prefix = Prefix::new(MODULE_NAME, 11, "unavailability");
 pub(crate) const UNAVAILABILITY_BY_END: Prefix = Prefix::new(MODULE_NAME, 12, "unavailability_by_end");
 pub(crate) const REFRESH_CURSOR: Prefix = Prefix::new(MODULE_NAME, 13, "refresh_cursor");
+pub(crate) const VALIDATORS: Prefix = Prefix::new(MODULE_NAME, 14, "validators");
+pub(crate) const NEXT_WEIGHTS: Prefix = Prefix::new(MODULE_NAME, 15, "next_weights");
+pub(crate) const NEXT_WEIGHTS_BY_WEIGHT: Prefix = Prefix::new(MODULE_NAME, 16, "next_weights_by_weight");
+pub(crate) const POWER_TOTALS: Prefix = Prefix::new(MODULE_NAME, 17, "power_totals");
+pub(crate) const CANDIDATES: Prefix = Prefix::new(MODULE_NAME, 18, "candidates");
 
 /// Every collection of this module. Numbers are never reused.
 pub const COLLECTIONS: &[Prefix] = &[
@@ -34,5 +39,10 @@ pub const COLLECTIONS: &[Prefix] = &[
     UNAVAILABILITY,
     UNAVAILABILITY_BY_END,
     REFRESH_CURSOR,
+    VALIDATORS,
+    NEXT_WEIGHTS,
+    NEXT_WEIGHTS_BY_WEIGHT,
+    POWER_TOTALS,
+    CANDIDATES,
 ];
 const _: () = assert_distinct(COLLECTIONS);

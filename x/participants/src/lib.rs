@@ -33,6 +33,7 @@
 #![cfg_attr(test, allow(clippy::disallowed_types, clippy::disallowed_methods, clippy::iter_over_hash_type))]
 
 mod abci;
+mod calc;
 mod errors;
 mod events;
 mod genesis;
@@ -40,6 +41,7 @@ pub mod invariants;
 mod keeper;
 mod keys;
 mod maintenance;
+mod migrations;
 mod module;
 pub mod msg_server;
 mod msgs;
@@ -50,8 +52,10 @@ pub mod state;
 #[cfg(test)]
 mod tests;
 mod types;
+mod validators;
 mod weights;
 
+pub use calc::{POWER_PER_WEIGHT, TOTAL_POWER_MAX};
 pub use errors::{CODES, ParticipantsError};
 pub use keeper::Keeper;
 pub use keys::{COLLECTIONS, MODULE_NAME};
@@ -59,5 +63,8 @@ pub use maintenance::DUE_ROWS_MAX;
 pub use module::ParticipantsModule;
 pub use params::Params;
 pub use reads::{Watched, watched};
-pub use types::{Cause, Interval, MemberRecord, NextTotals, Participant, Window, Worker};
+pub use types::{
+    Cause, Interval, MemberRecord, NextTotals, NextWeight, Participant, PowerTotals, Validator, Window,
+    Worker,
+};
 pub use weights::{CollateralWeight, REFRESH_MAX};

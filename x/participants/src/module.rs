@@ -9,6 +9,7 @@ use crate::errors::CODES;
 use crate::genesis::{Genesis, export};
 use crate::keeper::Keeper;
 use crate::keys::{COLLECTIONS, MODULE_NAME};
+use crate::migrations::v1;
 use crate::params::Params;
 
 /// Participants as a [`Module`].
@@ -25,6 +26,17 @@ fn decode(genesis: &[u8]) -> Result<pb::GenesisState, ModuleError> {
 impl Module for ParticipantsModule<'_> {
     fn name(&self) -> &'static str {
         MODULE_NAME
+    }
+
+    fn consensus_version(&self) -> u64 {
+        2
+    }
+
+    fn migrate(&self, ctx: &mut Context<'_>, from: u64) -> Result<(), ModuleError> {
+        match from {
+            1 => v1::migrate(ctx),
+            _ => Err(ModuleError::sdk(sdk::LOGIC, format!("participants: no migration from version {from}"))),
+        }
     }
 
     fn collections(&self) -> &'static [Prefix] {

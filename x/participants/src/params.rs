@@ -8,6 +8,8 @@ use holdfast_types::{Coin, FieldError};
 pub(crate) const MODELS_LIMIT: u32 = 64;
 /// Most maintenance windows a participant can be set to have pending.
 pub(crate) const WINDOWS_LIMIT: u32 = 64;
+/// Most validators a chain can be set to have: bounds the work of an epoch's first block.
+pub(crate) const VALIDATORS_LIMIT: u32 = 500;
 
 /// Parameters of the module.
 #[derive(Debug, Clone, PartialEq, Eq, BorshSerialize, BorshDeserialize)]
@@ -24,6 +26,10 @@ pub struct Params {
     pub max_maintenance_blocks: i64,
     /// Most windows of one participant that have not ended.
     pub max_maintenance_windows: u32,
+    /// Most validators.
+    pub max_validators: u32,
+    /// Share of the validators' total power that may move in one epoch, in thousandths.
+    pub max_validator_change_permille: u32,
 }
 
 impl Default for Params {
@@ -35,6 +41,8 @@ impl Default for Params {
             min_announce_blocks: 20,
             max_maintenance_blocks: 1_000,
             max_maintenance_windows: 4,
+            max_validators: 100,
+            max_validator_change_permille: 200,
         }
     }
 }
@@ -47,6 +55,8 @@ pub(crate) const FIELDS: &[&str] = &[
     "min_announce_blocks",
     "max_maintenance_blocks",
     "max_maintenance_windows",
+    "max_validators",
+    "max_validator_change_permille",
 ];
 
 impl Params {
@@ -59,6 +69,8 @@ impl Params {
             min_announce_blocks,
             max_maintenance_blocks,
             max_maintenance_windows,
+            max_validators,
+            max_validator_change_permille,
         } = self;
         let check = |ok: bool, field, rule: &str| if ok { Ok(()) } else { Err(FieldError::new(field, rule)) };
         Coin::new(collateral_denom, 0).map_err(|e| FieldError::new("collateral_denom", e.to_string()))?;
@@ -74,6 +86,12 @@ impl Params {
             (1..=WINDOWS_LIMIT).contains(max_maintenance_windows),
             "max_maintenance_windows",
             "must be 1 to 64",
+        )?;
+        check((1..=VALIDATORS_LIMIT).contains(max_validators), "max_validators", "must be 1 to 500")?;
+        check(
+            (10..=333).contains(max_validator_change_permille),
+            "max_validator_change_permille",
+            "must be 10 to 333: two thirds of the old validators have to stay",
         )
     }
 
@@ -88,6 +106,8 @@ impl Params {
             min_announce_blocks: params.min_announce_blocks,
             max_maintenance_blocks: params.max_maintenance_blocks,
             max_maintenance_windows: params.max_maintenance_windows,
+            max_validators: params.max_validators,
+            max_validator_change_permille: params.max_validator_change_permille,
         })
     }
 
@@ -100,6 +120,8 @@ impl Params {
             min_announce_blocks: self.min_announce_blocks,
             max_maintenance_blocks: self.max_maintenance_blocks,
             max_maintenance_windows: self.max_maintenance_windows,
+            max_validators: self.max_validators,
+            max_validator_change_permille: self.max_validator_change_permille,
         }
     }
 
@@ -113,6 +135,10 @@ impl Params {
                 "min_announce_blocks" => self.min_announce_blocks = new.min_announce_blocks,
                 "max_maintenance_blocks" => self.max_maintenance_blocks = new.max_maintenance_blocks,
                 "max_maintenance_windows" => self.max_maintenance_windows = new.max_maintenance_windows,
+                "max_validators" => self.max_validators = new.max_validators,
+                "max_validator_change_permille" => {
+                    self.max_validator_change_permille = new.max_validator_change_permille;
+                }
                 _ => {}
             }
         }

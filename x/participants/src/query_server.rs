@@ -6,8 +6,8 @@ use holdfast_types::traits::ParticipantsRead;
 use holdfast_types::{Address, Epoch, Hrp, QueryContext, QueryError, paginate};
 
 use crate::keeper::Keeper;
-use crate::state::{INACTIVE, MEMBERS, MODELS, PARAMS, PARTICIPANTS, WINDOWS};
-use crate::types::{Participant, Window};
+use crate::state::{INACTIVE, MEMBERS, MODELS, PARAMS, PARTICIPANTS, VALIDATORS, WINDOWS};
+use crate::types::{Participant, Validator, Window};
 
 /// A participant in wire form; `inactive` is the epoch the slow breaker took it out in.
 pub(crate) fn to_pb(
@@ -54,6 +54,14 @@ pub(crate) fn window_to_pb(
         start_height: start,
         end_height: window.end_height,
         announced_at: window.announced_at,
+    }
+}
+
+pub(crate) fn validator_to_pb(key: Vec<u8>, validator: Validator, hrp: &Hrp) -> pb::Validator {
+    pb::Validator {
+        validator_key: key,
+        participant: validator.participant.map(|address| address.to_bech32(hrp)).unwrap_or_default(),
+        power: i64::try_from(validator.power).unwrap_or(i64::MAX),
     }
 }
 
@@ -155,4 +163,18 @@ pub fn maintenance(
         windows.push(window_to_pb(&address, start, window, &q.block.hrp));
     }
     Ok(pb::QueryMaintenanceResponse { windows })
+}
+
+/// The validators as the consensus engine has been told, by key.
+pub fn validators(
+    q: QueryContext<'_>,
+    req: pb::QueryValidatorsRequest,
+) -> Result<pb::QueryValidatorsResponse, QueryError> {
+    let prefix = VALIDATORS.prefix_key(&());
+    let (validators, pagination) = paginate(q.store, &prefix, req.pagination.as_ref(), |tail, value| {
+        let full = [prefix.as_slice(), tail].concat();
+        let key = VALIDATORS.parse_key(&full).ok_or_else(|| StoreError::Backend("validator key".into()))?;
+        Ok(Some(validator_to_pb(key, VALIDATORS.decode_value(value)?, &q.block.hrp)))
+    })?;
+    Ok(pb::QueryValidatorsResponse { validators, pagination: Some(pagination) })
 }

@@ -1,11 +1,13 @@
 //! All state of the module.
 
-use holdfast_store::{Index, IndexedMap, Item, KeyCodec, KeySet, Map};
+use holdfast_store::{Index, IndexedMap, Item, KeyCodec, KeySet, Map, Transient};
 use holdfast_types::{Address, Epoch, Height};
 
 use crate::keys;
 use crate::params::Params;
-use crate::types::{Interval, MemberRecord, NextTotals, Participant, Window};
+use crate::types::{
+    Interval, MemberRecord, NextTotals, NextWeight, Participant, PowerTotals, Validator, Window,
+};
 
 /// Parameters.
 pub const PARAMS: Item<Params> = Item::new(keys::PARAMS);
@@ -48,3 +50,21 @@ pub const UNAVAILABILITY: IndexedMap<IntervalKey, Interval, 1> = IndexedMap::new
 
 /// The participant after which the weight sweep goes on; absent = no sweep under way.
 pub const REFRESH_CURSOR: Item<Option<Address>> = Item::new(keys::REFRESH_CURSOR);
+
+/// The validators, by consensus key: what the consensus engine has been told.
+pub const VALIDATORS: Map<Vec<u8>, Validator> = Map::new(keys::VALIDATORS);
+
+/// Weight of a participant in the next epoch, whatever the model; no row at 0. Index 0: those that can validate,
+/// the heaviest first, ties by address.
+pub const NEXT_WEIGHTS: IndexedMap<Address, NextWeight, 1> = IndexedMap::new(
+    keys::NEXT_WEIGHTS,
+    [Index::multi(keys::NEXT_WEIGHTS_BY_WEIGHT, |_, next| {
+        next.can_validate().then(|| (!next.weight).to_bytes())
+    })],
+);
+
+/// Sums over the weights of all participants, in this epoch and the next.
+pub const POWER_TOTALS: Item<PowerTotals> = Item::new(keys::POWER_TOTALS);
+
+/// The heaviest of the epoch that began in this block, from B2 to E4; no rows in any other block.
+pub(crate) const CANDIDATES: Map<Address, NextWeight> = Transient::map(keys::CANDIDATES);

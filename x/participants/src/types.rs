@@ -1,7 +1,7 @@
 //! Stored types. Their borsh bytes are consensus.
 
 use borsh::{BorshDeserialize, BorshSerialize};
-use holdfast_types::{Epoch, Height};
+use holdfast_types::{Address, Epoch, Height};
 
 /// A worker process of a participant and the layers it holds.
 #[derive(Debug, Clone, PartialEq, Eq, BorshSerialize, BorshDeserialize)]
@@ -85,6 +85,51 @@ pub struct NextTotals {
     pub members: u32,
     /// Of them, those that serve during PoC.
     pub preserved: u32,
+}
+
+/// A validator, as the consensus engine has been told; its key is the row's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, BorshSerialize, BorshDeserialize)]
+pub struct Validator {
+    /// Who is behind the key; nobody for a validator of the engine's genesis that is no participant.
+    pub participant: Option<Address>,
+    /// Power, at least 1.
+    pub power: u64,
+}
+
+/// What a participant weighs in the next epoch, and the key it would validate with.
+#[derive(Debug, Clone, PartialEq, Eq, BorshSerialize, BorshDeserialize)]
+pub struct NextWeight {
+    /// The largest of its weights for a model: they are equal, unless a genesis says otherwise.
+    pub weight: u64,
+    /// Consensus key.
+    pub validator_key: Vec<u8>,
+}
+
+impl NextWeight {
+    /// Only ed25519 keys: an engine set up as usual stops for good at a validator with a key of another type.
+    #[must_use]
+    pub fn can_validate(&self) -> bool {
+        self.validator_key.len() == 32
+    }
+}
+
+/// Sums over all participants, each counted once. Rolls by reading.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, BorshSerialize, BorshDeserialize)]
+pub struct PowerTotals {
+    /// Epoch that `weight` is for.
+    pub epoch: Epoch,
+    /// Weight in `epoch`.
+    pub weight: u128,
+    /// Weight in every later epoch.
+    pub next_weight: u128,
+}
+
+impl PowerTotals {
+    /// The sums seen from `epoch`, which is their own or a later one.
+    #[must_use]
+    pub fn at(self, epoch: Epoch) -> Self {
+        if epoch > self.epoch { Self { epoch, weight: self.next_weight, ..self } } else { self }
+    }
 }
 
 /// An announced maintenance window: blocks `start .. end_height`.

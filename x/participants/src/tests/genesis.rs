@@ -14,13 +14,15 @@ fn reborn(w: &World) -> World {
     for (key, value) in w.chain.store.pairs().filter(|(k, _)| k.starts_with(b"membank/")) {
         chain.ctx(|ctx| ctx.store.set(key, value)).unwrap();
     }
-    let mut new = World { chain, epochs: w.epochs, source: Source::default(), ears: Ears::default() };
+    let (source, ears, comet) = Default::default();
+    let mut new = World { chain, epochs: w.epochs, source, ears, comet };
     new.source.polled.set(w.source.polled.get());
     *new.source.given.borrow_mut() = w.source.given.borrow().clone();
     *new.ears.sums.borrow_mut() = w.ears.sums.borrow().clone();
     new.init(&pb::GenesisState::decode(bytes.as_slice()).unwrap()).unwrap();
     new.epochs.move_to(&mut new.chain.block, height);
     assert_eq!(new.export(), bytes, "export, init, export");
+    assert_eq!(new.comet, w.comet, "the validators go on");
     new
 }
 
@@ -66,6 +68,7 @@ fn a_history_goes_on_alike_after_export_and_import_at_random_points() {
                 epochs: w.epochs,
                 source: Source::default(),
                 ears: Ears::default(),
+                comet: w.comet.clone(),
             };
             one.source.polled.set(w.source.polled.get());
             *one.ears.sums.borrow_mut() = w.ears.sums.borrow().clone();
@@ -175,7 +178,7 @@ fn full() -> (World, pb::GenesisState) {
     w.end();
     let genesis = pb::GenesisState::decode(w.export().as_slice()).unwrap();
     assert_eq!((genesis.participants.len(), genesis.members.len()), (4, 8));
-    assert_eq!((genesis.unavailability.len(), genesis.windows.len()), (5, 3));
+    assert_eq!((genesis.unavailability.len(), genesis.windows.len(), genesis.validators.len()), (5, 3, 2));
     (w, genesis)
 }
 
@@ -264,12 +267,21 @@ fn every_bad_field_is_refused_by_name() {
         ("windows.start_height", |g| g.windows[1].start_height = 109),
         ("windows.start_height", |g| g.windows.swap(0, 1)),
         ("windows: rows", |g| g.windows.swap(1, 2)),
+        ("validators: validator_key", |g| g.validators[0].validator_key.clear()),
+        ("validators: rows", |g| g.validators.swap(0, 1)),
+        ("validators: rows", |g| g.validators[1].validator_key = g.validators[0].validator_key.clone()),
+        ("validators.participant", |g| g.validators[0].participant.push('x')),
+        ("validators.participant", |g| g.validators[0].participant = TestChain::new(1).bech32(&addr(9))),
+        ("validators.power", |g| g.validators[0].power = 0),
+        ("validators.power", |g| g.validators[0].power = -1),
+        ("validators: at most", |g| g.validators[0].power = i64::MAX / 8),
     ];
     let (w, good) = full();
     let fresh = || {
         let mut chain = TestChain::new(106);
         chain.block.epoch = 1;
-        World { chain, epochs: w.epochs, source: Source::default(), ears: Ears::default() }
+        let (source, ears, comet) = Default::default();
+        World { chain, epochs: w.epochs, source, ears, comet }
     };
     fresh().init(&good).unwrap();
     for (field, spoil) in cases {

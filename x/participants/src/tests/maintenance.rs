@@ -51,6 +51,7 @@ fn a_window_opens_at_its_start_closes_at_its_end_and_each_model_hears_once() {
 #[test]
 fn a_window_taken_back_before_it_opens_leaves_no_trace() {
     let mut w = world();
+    w.go(102);
     let before = w.chain.store.clone();
     w.announce(addr(1), 105, 108).unwrap();
     w.go(104);

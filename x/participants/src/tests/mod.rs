@@ -9,6 +9,7 @@ mod messages;
 mod params;
 mod queries;
 mod records;
+mod validators;
 mod weights;
 
 use std::cell::{Cell, RefCell};
@@ -20,10 +21,10 @@ use holdfast_proto::{FieldMask, Message};
 use holdfast_store::{KvRead, Order, StoreError};
 use holdfast_testkit::{MemBank, Recorder, Rng, Seen, StaticEpochs, TestChain, addr, addr_n};
 use holdfast_types::traits::{
-    BankKeeper, Eligibility, EligibilityHooks, Excuse, ParticipantsRead, Standing, WeightSource,
+    BankKeeper, Eligibility, EligibilityHooks, Excuse, ParticipantsRead, Standing, VotingPower, WeightSource,
 };
 use holdfast_types::{
-    Address, Context, Event, Height, Module, ModuleError, QueryKind, check_prefix_table, sdk,
+    Address, Context, Event, Height, Module, ModuleError, QueryKind, ValidatorUpdate, check_prefix_table, sdk,
 };
 
 use crate::types::*;
@@ -102,6 +103,55 @@ pub(crate) struct World {
     pub(crate) epochs: StaticEpochs,
     pub(crate) source: Source,
     pub(crate) ears: Ears,
+    pub(crate) comet: Comet,
+}
+
+/// CometBFT's side: a set of validators and what it refuses (validator_set.go, `updateWithChangeSet`, and
+/// execution.go, `validateValidatorUpdates`, of v0.38, under consensus parameters that allow ed25519 only).
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Comet {
+    pub(crate) set: BTreeMap<Vec<u8>, i64>,
+}
+
+impl Comet {
+    /// Applies a list; returns how much power moved. A refusal stops a real engine for good.
+    pub(crate) fn apply(&mut self, updates: &[ValidatorUpdate]) -> Result<i128, String> {
+        const MOST: i128 = (i64::MAX / 8) as i128;
+        let mut seen = std::collections::BTreeSet::new();
+        let (mut deltas, mut next) = (Vec::new(), self.set.clone());
+        for ValidatorUpdate { public_key, power } in updates {
+            if !seen.insert(public_key) {
+                return Err(format!("duplicate entry {public_key:?}"));
+            }
+            if *power < 0 || i128::from(*power) > MOST {
+                return Err(format!("power {power}"));
+            }
+            let old = self.set.get(public_key).copied();
+            if *power == 0 {
+                if next.remove(public_key).is_none() {
+                    return Err(format!("failed to find validator {public_key:?} to remove"));
+                }
+            } else if public_key.len() == 32 || old.is_some() {
+                next.insert(public_key.clone(), *power);
+            } else {
+                return Err("key type is unsupported for consensus".into());
+            }
+            deltas.push(i128::from(*power) - i128::from(old.unwrap_or(0)));
+        }
+        if next.is_empty() && !updates.is_empty() {
+            return Err("would result in empty set".into());
+        }
+        deltas.sort();
+        let mut total: i128 = self.set.values().map(|p| i128::from(*p)).sum();
+        for delta in &deltas {
+            total += delta;
+            if total > MOST {
+                return Err(format!("total voting power {total}"));
+            }
+        }
+        self.set = next;
+        Ok(deltas.iter().map(|d| d.abs()).sum())
+    }
 }
 
 /// Parameters of these tests: ten base units for one unit of weight.
@@ -132,7 +182,8 @@ impl World {
         let epochs = StaticEpochs { start_height: 1, length, poc_length };
         let mut chain = TestChain::new(height);
         chain.block.epoch = epochs.at((height - 1).max(1)).epoch;
-        let mut world = Self { chain, epochs, source: Source::default(), ears: Ears::default() };
+        let (source, ears, comet) = Default::default();
+        let mut world = Self { chain, epochs, source, ears, comet };
         world.init(genesis).unwrap();
         world.begin(height);
         world
@@ -143,7 +194,10 @@ impl World {
         let bytes = genesis.encode_to_vec();
         let hrp = self.chain.block.hrp.clone();
         ParticipantsModule { keeper }.validate_genesis(&bytes, &hrp)?;
-        self.chain.message(|ctx| ParticipantsModule { keeper }.init_genesis(ctx, &bytes))
+        self.chain.message(|ctx| ParticipantsModule { keeper }.init_genesis(ctx, &bytes))?;
+        let first = keeper.genesis_validators(&self.chain.store)?;
+        self.comet.set = first.into_iter().map(|v| (v.public_key, v.power)).collect();
+        Ok(())
     }
 
     pub(crate) fn export(&self) -> Vec<u8> {
@@ -199,10 +253,27 @@ impl World {
         self.chain.ctx(|ctx| keeper.begin_block(ctx, ears)).unwrap();
     }
 
-    /// Step E4.
-    pub(crate) fn end(&mut self) {
+    /// Step E4. Whatever the chain tells the engine must be legal and within the bound.
+    pub(crate) fn end(&mut self) -> Vec<ValidatorUpdate> {
         let keeper = Keeper { epochs: &self.epochs, weights: &self.source };
+        let updates = self.chain.ctx(|ctx| keeper.validator_updates(ctx)).unwrap();
         self.chain.ctx(|ctx| keeper.end_block(ctx)).unwrap();
+        let params = keeper.params(&self.chain.store).unwrap();
+        let height = self.chain.block.height;
+        let first = self.epochs.at(height).start_height == height;
+        assert!(first || updates.is_empty(), "{height} begins no epoch");
+        assert!(updates.is_sorted_by(|a, b| a.public_key < b.public_key), "height {height}: {updates:?}");
+        let old: i128 = self.comet.set.values().map(|p| i128::from(*p)).sum();
+        let moved = self.comet.apply(&updates).unwrap_or_else(|e| panic!("height {height}: {e}"));
+        if old > 0 {
+            let share = i128::from(params.max_validator_change_permille);
+            assert!(moved * 1_000 <= old * share && moved * 3 < old + 1, "height {height}: {moved} of {old}");
+        }
+        let stored: BTreeMap<_, _> = crate::validators::stored(&self.chain.store).unwrap();
+        let stored: BTreeMap<_, _> =
+            stored.into_iter().map(|(key, v)| (key, i64::try_from(v.power).unwrap())).collect();
+        assert_eq!(stored, self.comet.set, "height {height}: what is stored is what was told");
+        updates
     }
 
     /// Runs blocks until `height` has begun.
@@ -235,6 +306,12 @@ impl World {
         invariants::check(&self.keeper(), store, &self.chain.block)
             .unwrap_or_else(|e| panic!("{about}: {e}"));
         invariants::collateral_is_backed(store, &BANK).unwrap_or_else(|e| panic!("{about}: {e}"));
+        let (keeper, block) = (self.keeper(), &self.chain.block);
+        let mut votes = 0;
+        for row in crate::state::PARTICIPANTS.entries().iter(store, Order::Ascending) {
+            votes += keeper.power(store, block, &row.unwrap().0).unwrap();
+        }
+        assert_eq!(keeper.total_power(store, block).unwrap(), votes, "{about}: sum of votes");
         let mut sums = self.ears.sums.borrow().clone();
         for model in self.keeper().models(store).unwrap() {
             sums.entry(model).or_default();

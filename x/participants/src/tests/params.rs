@@ -59,6 +59,11 @@ pub(crate) const BAD: &[(&str, Spoil)] = &[
     ("max_maintenance_blocks", |p| p.max_maintenance_blocks = 1_000_001),
     ("max_maintenance_windows", |p| p.max_maintenance_windows = 0),
     ("max_maintenance_windows", |p| p.max_maintenance_windows = 65),
+    ("max_validators", |p| p.max_validators = 0),
+    ("max_validators", |p| p.max_validators = 501),
+    ("max_validator_change_permille", |p| p.max_validator_change_permille = 9),
+    ("max_validator_change_permille", |p| p.max_validator_change_permille = 0),
+    ("max_validator_change_permille", |p| p.max_validator_change_permille = 334),
 ];
 
 #[test]
@@ -85,6 +90,8 @@ fn bad_values_are_refused_by_name_alone_and_with_all_others() {
         min_announce_blocks: 1_000_000,
         max_maintenance_blocks: 1_000_000,
         max_maintenance_windows: 64,
+        max_validators: 500,
+        max_validator_change_permille: 333,
         ..small_params()
     };
     w.set_params(&limits, &["*"]).unwrap();
@@ -94,6 +101,8 @@ fn bad_values_are_refused_by_name_alone_and_with_all_others() {
         min_announce_blocks: 1,
         max_maintenance_blocks: 1,
         max_maintenance_windows: 1,
+        max_validators: 1,
+        max_validator_change_permille: 10,
         ..small_params()
     };
     w.set_params(&least, &["*"]).unwrap();

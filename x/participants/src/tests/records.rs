@@ -112,8 +112,21 @@ fn stored_types_keep_their_bytes() {
             min_announce_blocks: 3,
             max_maintenance_blocks: 4,
             max_maintenance_windows: 5,
+            max_validators: 6,
+            max_validator_change_permille: 7,
         },
-        "05000000 75686f6c64 01000000000000000000000000000000 02000000 0300000000000000 0400000000000000 05000000",
+        "05000000 75686f6c64 01000000000000000000000000000000 02000000 0300000000000000 0400000000000000 05000000
+         06000000 07000000",
+    );
+    back(
+        &Validator { participant: Some(addr(9)), power: 258 },
+        &format!("01 {} 0201000000000000", "09".repeat(20)),
+    );
+    back(&Validator { participant: None, power: 1 }, "00 0100000000000000");
+    back(&NextWeight { weight: 258, validator_key: vec![1, 2] }, "0201000000000000 02000000 0102");
+    back(
+        &PowerTotals { epoch: 1, weight: 2, next_weight: 258 },
+        "0100000000000000 02000000000000000000000000000000 02010000000000000000000000000000",
     );
     back(&Some(addr(9)), &format!("01 {}", "09".repeat(20)));
     for (cause, byte) in
@@ -152,7 +165,7 @@ fn every_collection_lies_in_the_space_of_the_module() {
     assert!(check_prefix_table(&module));
     assert_eq!(module.name(), "participants");
     let numbers: Vec<u8> = module.collections().iter().map(|p| p.id).collect();
-    assert_eq!(numbers, (1..=13).collect::<Vec<u8>>());
+    assert_eq!(numbers, (1..=18).collect::<Vec<u8>>());
 }
 
 #[test]
