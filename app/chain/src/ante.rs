@@ -5,7 +5,7 @@
 //! | step | refuses with (codespace `sdk`) |
 //! |---|---|
 //! | gas limit against the block's | 41 |
-//! | basic validation | 18 no message, gas limit beyond 63 bits; 15 no signature; 4 their number; 37 sign mode |
+//! | basic validation | 18 no message, gas limit beyond 63 bits; 14 too many signers; 15 no signature; 4 their number; 37 sign mode |
 //! | timeout height | 30 |
 //! | memo | 12 |
 //! | gas for size | 11 |
@@ -15,14 +15,15 @@
 //! | sequence, then signature | 32, 4 |
 //! | sequence incremented | – |
 //!
-//! Extension options (31) and the number of signatures (14) are refused by [`DecodedTx::decode`] already.
+//! Extension options (31) and more than seven signatures (14) are refused by [`DecodedTx::decode`] already. Limits and gas
+//! prices are the parameters of x/auth.
 //!
 //! A transaction that fails here leaves no write and no event. One that passes has paid and used up its sequence,
 //! whatever its messages do.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use holdfast_auth::Account;
+use holdfast_auth::{Account, Params};
 use holdfast_proto::cosmos::tx::signing::v1beta1::SignMode;
 use holdfast_store::{BranchKv, GasConfig, GasMeter, KvRead, MeteredKv};
 use holdfast_types::traits::BankKeeper;
@@ -32,12 +33,6 @@ use crate::keys::PublicKey;
 use crate::signatures::{SignatureCache, SignatureCheck};
 use crate::tx::{DecodedTx, MAX_GAS_LIMIT};
 
-/// Most bytes of a memo.
-pub const MAX_MEMO_BYTES: usize = 256;
-/// Gas for each byte of a transaction.
-pub const TX_SIZE_GAS_PER_BYTE: u64 = 10;
-/// Gas for each signature.
-pub const SIGNATURE_GAS: u64 = 1000;
 /// Name of the module account that fees go to.
 pub const FEE_COLLECTOR: &str = "fee_collector";
 /// One base unit a gas unit, in the unit of gas prices.
@@ -108,10 +103,12 @@ pub fn ante(
     // Writes are applied outside the meter: running out of gas between two of them would keep the first.
     let mut branch = BranchKv::new(&*ctx.store);
     let mut events = Vec::new();
+    // Read outside the meter, as consensus parameters are: every transaction meets them.
+    let params = holdfast_auth::Keeper.params(ctx.store)?;
     let outcome = {
         let mut metered = MeteredKv::new(&mut branch, meter, GasConfig::SDK);
         let mut inner = Context::new(ctx.block, &mut metered, &mut events);
-        steps(&mut inner, mode, tx, env, meter)?
+        steps(&mut inner, mode, tx, env, &params, meter)?
     };
     let writes = branch.into_writes();
     BranchKv::apply(writes, ctx.store)?;
@@ -141,6 +138,7 @@ fn steps(
     mode: AnteMode,
     tx: &DecodedTx,
     env: &AnteEnv<'_>,
+    params: &Params,
     meter: &GasMeter,
 ) -> Result<AnteOutcome, ModuleError> {
     let gas_wanted = tx.gas_limit();
@@ -150,21 +148,21 @@ fn steps(
         let text = format!("fee.gas_limit: tx gas limit {gas_wanted} exceeds block max gas {max}");
         return Err(ModuleError::sdk(sdk::INVALID_GAS_LIMIT, text));
     }
-    validate_basic(mode, tx)?;
+    validate_basic(mode, tx, params)?;
     check_timeout(ctx, tx)?;
-    if tx.memo().len() > MAX_MEMO_BYTES {
-        let text =
-            format!("memo: maximum number of bytes is {MAX_MEMO_BYTES} but received {}", tx.memo().len());
+    let most = params.max_memo_characters;
+    if u64::try_from(tx.memo().len()).is_ok_and(|bytes| bytes > most) {
+        let text = format!("memo: maximum number of bytes is {most} but received {}", tx.memo().len());
         return Err(ModuleError::sdk(sdk::MEMO_TOO_LARGE, text));
     }
     let size = u64::try_from(tx.size()).unwrap_or(u64::MAX);
-    meter.consume(size.saturating_mul(TX_SIZE_GAS_PER_BYTE))?;
+    meter.consume(size.saturating_mul(params.tx_size_cost_per_byte))?;
 
     let fee = check_fee(mode, tx, env)?;
     deduct_fee(ctx, tx, env, fee)?;
-    let accounts = signer_accounts(ctx, mode, tx, meter)?;
+    let accounts = signer_accounts(ctx, mode, tx, params, meter)?;
     for _ in &accounts {
-        meter.consume(SIGNATURE_GAS)?;
+        meter.consume(params.sig_verify_cost_secp256k1)?;
     }
     let mut signers = Vec::with_capacity(accounts.len());
     for (i, SignerAccount { address, account, key }) in accounts.into_iter().enumerate() {
@@ -189,7 +187,7 @@ fn steps(
     Ok(AnteOutcome { gas_wanted, price: gas_price(fee, gas_wanted), fee: fee.cloned(), signers })
 }
 
-fn validate_basic(mode: AnteMode, tx: &DecodedTx) -> Result<(), ModuleError> {
+fn validate_basic(mode: AnteMode, tx: &DecodedTx, params: &Params) -> Result<(), ModuleError> {
     let invalid = |text: &str| Err(ModuleError::sdk(sdk::INVALID_REQUEST, text));
     let unauthorized = |text: String| Err(ModuleError::sdk(sdk::UNAUTHORIZED, text));
     if tx.messages().is_empty() {
@@ -197,6 +195,11 @@ fn validate_basic(mode: AnteMode, tx: &DecodedTx) -> Result<(), ModuleError> {
     }
     if tx.gas_limit() > MAX_GAS_LIMIT {
         return invalid("fee.gas_limit: at most 9223372036854775807");
+    }
+    let limit = usize::try_from(params.tx_sig_limit).unwrap_or(usize::MAX);
+    if tx.signers().len() > limit {
+        let text = format!("signatures: {}, limit: {limit}", tx.signers().len());
+        return Err(ModuleError::sdk(sdk::TOO_MANY_SIGNATURES, text));
     }
     let (expected, signatures, infos) = (tx.signers().len(), tx.signatures().len(), tx.signer_infos().len());
     if mode == AnteMode::Simulate {
@@ -322,6 +325,7 @@ fn signer_accounts(
     ctx: &Context<'_>,
     mode: AnteMode,
     tx: &DecodedTx,
+    params: &Params,
     meter: &GasMeter,
 ) -> Result<Vec<SignerAccount>, ModuleError> {
     let simulate = mode == AnteMode::Simulate;
@@ -343,7 +347,7 @@ fn signer_accounts(
                 ModuleError::sdk(sdk::INTERNAL, format!("account {}: {e}", ctx.bech32(address)))
             })?),
             (None, None) if simulate => {
-                meter.consume(SIMULATED_PUBKEY_BYTES.saturating_mul(TX_SIZE_GAS_PER_BYTE))?;
+                meter.consume(SIMULATED_PUBKEY_BYTES.saturating_mul(params.tx_size_cost_per_byte))?;
                 None
             }
             (None, None) => {
@@ -353,7 +357,7 @@ fn signer_accounts(
             }
         };
         if simulate && tx.signatures().get(i).is_none_or(Vec::is_empty) {
-            meter.consume(SIMULATED_SIGNATURE_BYTES.saturating_mul(TX_SIZE_GAS_PER_BYTE))?;
+            meter.consume(SIMULATED_SIGNATURE_BYTES.saturating_mul(params.tx_size_cost_per_byte))?;
         }
         if account.pub_key.is_none() {
             account.pub_key = Some(key.map_or(SIMULATED_PUBKEY, |key| key.to_bytes()));

@@ -11,11 +11,12 @@ use std::cmp::Reverse;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use holdfast_proto::Message;
 use holdfast_proto::cosmos::base::abci::v1beta1::TxMsgData;
+use holdfast_proto::{Message, decode_strict};
 use holdfast_store::{BranchKv, GasConfig, GasMeter, KvRead, MeteredKv, StoreError, WriteSet};
 use holdfast_types::{
-    BlockContext, Context, Event, Height, Hrp, ModuleError, QueryError, QueryKind, ValidationParams, sdk,
+    BlockContext, Context, Event, Height, Hrp, ModuleError, QueryError, QueryKind, ValidationParams,
+    ValidatorUpdate, sdk,
 };
 use thiserror::Error;
 
@@ -29,7 +30,9 @@ use crate::settings::{ChainSettings, SETTINGS};
 use crate::signatures::{SignatureCache, cores, spread};
 use crate::state::{CommitStore, Prepared, StateError};
 use crate::tx::DecodedTx;
+use crate::upgrades::{self, UpgradeError, Upgrades};
 use crate::views::{QueryView, Views, moves_places};
+use crate::what_if;
 
 /// Codespace and code of a panic inside a transaction, as the Cosmos SDK numbers it.
 pub const PANIC: (&str, u32) = ("undefined", 111_222);
@@ -72,20 +75,27 @@ pub enum AppError {
     /// A database of a chain without settings.
     #[error("the state database holds no chain; start from genesis in an empty folder")]
     NoChain,
+    /// The binary is not the one the chain needs now.
+    #[error(transparent)]
+    Upgrade(#[from] UpgradeError),
     /// A genesis for a chain that runs already.
     #[error("the chain is at height {0} already; genesis is for an empty state database")]
     AlreadyStarted(Height),
 }
 
-/// Node-local choices; none of them changes what a block does.
+/// What the binary is, and node-local choices, which change nothing of what a block does.
 #[derive(Clone, Default)]
 pub struct AppOptions {
     /// The embedder's modules.
     pub composition: Composition,
+    /// Upgrades that this binary can carry out.
+    pub upgrades: Upgrades,
     /// Least gas price for `check_tx`, 10^-12 base units.
     pub min_gas_price: u128,
     /// Compare every candidate table with a rebuilt one after each commit.
     pub check_tables: bool,
+    /// Where what-if queries have their record; none = no record.
+    pub what_if: Option<Arc<what_if::Log>>,
 }
 
 /// Result of one transaction. `code`, `data`, `gas_wanted`, `gas_used` are consensus.
@@ -139,6 +149,8 @@ pub struct FinalizedBlock {
     pub tx_results: Vec<TxResult>,
     /// Events of begin-block and end-block steps, each with attribute `mode`.
     pub events: Vec<Event>,
+    /// Changes of the validator set; the consensus engine applies them two blocks later.
+    pub validator_updates: Vec<ValidatorUpdate>,
     /// Hash of the state after this block.
     pub app_hash: [u8; 32],
 }
@@ -162,6 +174,8 @@ struct Pending {
     prepared: Prepared,
     /// Changed keys that candidate tables follow.
     changed: Vec<Vec<u8>>,
+    /// For the what-if log.
+    record: Option<what_if::BlockRecord>,
 }
 
 /// Where in a block a test speaks for the authority.
@@ -202,9 +216,14 @@ impl<S: CommitStore> App<S> {
     /// Opens the chain that `store` holds.
     ///
     /// # Errors
-    /// `NoChain` for an empty database: use [`App::from_genesis`].
+    /// `NoChain` for an empty database: use [`App::from_genesis`]. `Upgrade` when the binary is too old or too new for the
+    /// state, or comes before or after the height of its upgrade.
     pub fn open(store: S, options: AppOptions) -> Result<Self, AppError> {
-        let settings = SETTINGS.get(&store.snapshot())?.ok_or(AppError::NoChain)?;
+        let snapshot = store.snapshot();
+        let settings = SETTINGS.get(&snapshot)?.ok_or(AppError::NoChain)?;
+        let next = store.latest_height().saturating_add(1);
+        options.upgrades.check_start(&options.composition, &snapshot, next)?;
+        drop(snapshot);
         Self::with_settings(store, options, settings, WriteSet::new())
     }
 
@@ -221,6 +240,10 @@ impl<S: CommitStore> App<S> {
             views.publish(&chain, None)?;
         } else {
             views.publish_genesis(&chain, settings.initial_height.saturating_sub(1), genesis.clone())?;
+        }
+        if let Some(log) = &options.what_if {
+            let view = views.latest()?;
+            log.attach(view.query().store, &view.block, &options.composition);
         }
         let shared = Shared {
             store,
@@ -246,6 +269,20 @@ impl<S: CommitStore> App<S> {
     /// # Errors
     /// A bad document, or a database that holds a chain already.
     pub fn from_genesis(store: S, options: AppOptions, doc: &GenesisDoc) -> Result<Self, AppError> {
+        Self::from_genesis_with(store, options, doc, &[])
+    }
+
+    /// The same beside a consensus engine whose own genesis names `validators`: where no participant of the document has
+    /// weight they stay the first ones, and their power passes to participants in bounded steps.
+    ///
+    /// # Errors
+    /// As [`App::from_genesis`]; validators with keys or powers that cannot be.
+    pub fn from_genesis_with(
+        store: S,
+        options: AppOptions,
+        doc: &GenesisDoc,
+        validators: &[ValidatorUpdate],
+    ) -> Result<Self, AppError> {
         let height = store.latest_height();
         if height > 0 {
             return Err(AppError::AlreadyStarted(height));
@@ -267,9 +304,12 @@ impl<S: CommitStore> App<S> {
                 block.epoch = holdfast_epochs::Keeper.position(&branch, last)?.epoch;
             }
         }
-        for name in MODULE_NAMES.iter().chain(&[crate::ante::FEE_COLLECTOR, "gov"]) {
+        for name in MODULE_NAMES.iter().chain(&[crate::ante::FEE_COLLECTOR]) {
             holdfast_auth::Keeper.ensure_module_account(&mut branch, name)?;
         }
+        let mut ctx = Context::new(&block, &mut branch, &mut events);
+        options.composition.participants().adopt_validators(&mut ctx, validators)?;
+        holdfast_gov::Keeper.set_module_versions(&mut ctx, &upgrades::versions(&options.composition))?;
         SETTINGS.set(&mut branch, &settings)?;
         let genesis = branch.into_writes();
         Self::with_settings(store, options, settings, genesis)
@@ -288,6 +328,17 @@ impl<S: CommitStore> App<S> {
     /// App hash of the last commit.
     pub fn app_hash(&self) -> [u8; 32] {
         self.shared.store.app_hash()
+    }
+
+    /// The validators that genesis gives: what `InitChain` answers. Empty when no participant has weight; then those of the
+    /// consensus engine's own genesis stay.
+    ///
+    /// # Errors
+    /// Corrupt state.
+    pub fn genesis_validators(&self) -> Result<Vec<ValidatorUpdate>, AppError> {
+        let snapshot = self.shared.store.snapshot();
+        let state = BranchKv::with_writes(&snapshot, self.genesis.clone());
+        Ok(self.shared.options.composition.participants().genesis_validators(&state)?)
     }
 
     /// Orders `txs` for a proposal and drops what the block cannot hold or what would fail its ante steps: by gas price,
@@ -346,21 +397,30 @@ impl<S: CommitStore> App<S> {
         let snapshot = shared.store.snapshot();
         let mut branch = BranchKv::with_writes(&snapshot, self.genesis.clone());
         let mut events = Vec::new();
-        let params = holdfast_inference::Keeper.params(&branch)?.validation;
-        let context = BlockContext {
+        let composition = &shared.options.composition;
+        let mut context = BlockContext {
             height: block.height,
             time_ns: block.time_ns,
             previous_app_hash: shared.store.app_hash(),
-            params,
             ..shared.chain.clone()
         };
-        let composition = &shared.options.composition;
+        let due = shared.options.upgrades.due(&branch, block.height)?;
+        if due.runs() {
+            // Migrations stand where the last block left the state: the new epoch, if one begins here, comes after them.
+            let last = block.height.saturating_sub(1);
+            let position = holdfast_epochs::Keeper.position(&branch, last)?;
+            (context.epoch, context.poc) = (position.epoch, position.poc);
+        }
+        upgrades::run(composition, &mut Context::new(&context, &mut branch, &mut events), due)?;
+        context.params = holdfast_inference::Keeper.params(&branch)?.validation;
         let context = composition.begin_block(&mut Context::new(&context, &mut branch, &mut events))?;
         let mut block_events = with_mode(&mut events, "BeginBlock");
         let txs = decode_all(&block.txs, &context.hrp);
         shared.warm(&branch, &txs);
         #[cfg(test)]
         self.run_authority(Moment::BeforeTransactions, &context, &mut branch, &mut events);
+        // Events ahead of the transactions: none but those of a test's authority.
+        let ahead = events.len();
         let mut gas_left = shared.settings.max_block_gas;
         let mut tx_results = Vec::with_capacity(txs.len());
         for tx in &txs {
@@ -368,16 +428,32 @@ impl<S: CommitStore> App<S> {
             gas_left = gas_left.map(|left| left.saturating_sub(result.gas_used));
             tx_results.push(result);
         }
-        composition.end_block(&mut Context::new(&context, &mut branch, &mut events))?;
+        let validator_updates =
+            composition.end_block(&mut Context::new(&context, &mut branch, &mut events))?;
         #[cfg(test)]
         self.run_authority(Moment::AfterEndBlock, &context, &mut branch, &mut events);
+        let record = shared.options.what_if.as_ref().and_then(|log| {
+            let (ahead, end) = events.split_at_checked(ahead).unwrap_or_default();
+            let txs = tx_results.iter().map(|result: &TxResult| result.events.as_slice());
+            let executed = what_if::Executed {
+                block: &context,
+                before: &BranchKv::with_writes(&snapshot, self.genesis.clone()),
+                after: &branch,
+                begin: &block_events,
+                deliver: std::iter::once(ahead).chain(txs).collect(),
+                end,
+                written: branch.writes(),
+                composition,
+            };
+            executed.record().map_err(|reason| log.stop(block.height, &reason)).ok()
+        });
         block_events.extend(with_mode(&mut events, "EndBlock"));
         let prepared = shared.store.prepare(block.height, &branch.into_writes())?;
         let app_hash = prepared.app_hash();
         let changed = prepared.changes().map(|(key, _)| key).filter(|key| moves_places(key));
         let changed = changed.map(<[u8]>::to_vec).collect();
-        self.pending = Some(Pending { prepared, changed });
-        Ok(FinalizedBlock { tx_results, events: block_events, app_hash })
+        self.pending = Some(Pending { prepared, changed, record });
+        Ok(FinalizedBlock { tx_results, events: block_events, validator_updates, app_hash })
     }
 
     #[cfg(test)]
@@ -398,8 +474,11 @@ impl<S: CommitStore> App<S> {
     /// # Errors
     /// Fatal: nothing finalized, storage.
     pub fn commit(&mut self) -> Result<(), AppError> {
-        let Pending { prepared, changed } = self.pending.take().ok_or(AppError::NothingToCommit)?;
+        let Pending { prepared, changed, record } = self.pending.take().ok_or(AppError::NothingToCommit)?;
         let shared = &self.shared;
+        if let Some((log, record)) = shared.options.what_if.as_ref().zip(record) {
+            log.append(record);
+        }
         shared.store.commit(prepared)?;
         self.genesis.clear();
         shared.views.publish(&shared.chain, Some(&changed))?;
@@ -698,6 +777,12 @@ impl<S: CommitStore> Shared<S> {
     /// By kind.
     pub fn query(&self, path: &str, request: &[u8], height: Height) -> Result<(Vec<u8>, Height), QueryError> {
         let view = self.views.at(height)?;
+        if path == what_if::PATH {
+            let request = decode_strict(request).map_err(|e| QueryError::invalid(e.to_string()))?;
+            let log = self.options.what_if.as_deref();
+            let reply = what_if::answer(log, &view, &self.options.composition, &request)?;
+            return Ok((reply.encode_to_vec(), view.block.height));
+        }
         let seeds: &SeedSource = &random_seed;
         let value = self.options.composition.query(&view, path, request, seeds)?;
         Ok((value, view.block.height))
@@ -721,7 +806,7 @@ fn random_seed() -> Result<[u8; 32], QueryError> {
     Ok(seed)
 }
 
-fn panic_error(panic: &(dyn std::any::Any + Send)) -> ModuleError {
+pub(crate) fn panic_error(panic: &(dyn std::any::Any + Send)) -> ModuleError {
     let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
     ModuleError::new(PANIC.0, PANIC.1, format!("panic while executing the transaction: {text}"))

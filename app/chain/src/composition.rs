@@ -10,14 +10,14 @@ use holdfast_store::{KvRead, StoreError};
 use holdfast_types::traits::{
     Eligibility, EligibilityHooks, EpochHooks, EpochInfo, ParticipantsWrite, WeightSource,
 };
-use holdfast_types::{Address, BlockContext, Context, Event, Module, ModuleError};
+use holdfast_types::{Address, BlockContext, Context, Event, Module, ModuleError, ValidatorUpdate};
 
 /// Name of the space that holds the chain's own settings.
 pub const APP_SPACE: &str = "app";
 
 /// Names of the modules, in genesis order: balances before those who spend them, the schedule before its
-/// listeners, members before the breaker that sums over them.
-pub const MODULE_NAMES: &[&str] = &["auth", "bank", "epochs", "participants", "inference", "breaker"];
+/// listeners, members before the breaker that sums over them, the authority last.
+pub const MODULE_NAMES: &[&str] = &["auth", "bank", "epochs", "participants", "inference", "breaker", "gov"];
 
 /// The embedder's choices.
 #[derive(Clone)]
@@ -57,6 +57,7 @@ impl Composition {
             Box::new(holdfast_participants::ParticipantsModule { keeper: self.participants() }),
             Box::new(holdfast_inference::InferenceModule),
             Box::new(holdfast_breaker::BreakerModule(self.participants())),
+            Box::new(holdfast_gov::GovModule { bank: &holdfast_bank::Keeper }),
         ]
     }
 }
@@ -69,6 +70,16 @@ pub(crate) struct Hooks<'a> {
 impl Hooks<'_> {
     pub(crate) fn breaker(&self) -> holdfast_breaker::Keeper<'_> {
         holdfast_breaker::Keeper::new(&self.participants)
+    }
+
+    /// Runs `use_them` with x/gov's neighbours.
+    pub(crate) fn gov<T>(&self, use_them: impl FnOnce(&holdfast_gov::Deps<'_>) -> T) -> T {
+        use_them(&holdfast_gov::Deps {
+            bank: &holdfast_bank::Keeper,
+            accounts: &holdfast_auth::Keeper,
+            power: &self.participants,
+            router: self,
+        })
     }
 
     /// Runs `use_them` with x/inference's neighbours.
@@ -146,6 +157,7 @@ pub struct Step {
 
 /// Order of the steps around a block's transactions; a test prints it.
 pub const STEPS: &[Step] = &[
+    Step { name: "B0 upgrade", policy: Policy::Halt, reason: "no step may meet a format it does not know" },
     Step { name: "B1 inference", policy: Policy::Halt, reason: "one set of numbers per block" },
     Step { name: "B2 epochs", policy: Policy::Halt, reason: "everything after belongs to the new epoch" },
     Step {
@@ -165,58 +177,76 @@ pub const STEPS: &[Step] = &[
         reason: "the cap sees the smaller group",
     },
     Step { name: "E3 breaker", policy: Policy::DiscardAndRecord, reason: "after every outcome" },
+    Step {
+        name: "E4 validators",
+        policy: Policy::DiscardAndRecord,
+        reason: "the group is final for this block",
+    },
     Step { name: "E4 prune", policy: Policy::DiscardAndRecord, reason: "nothing after reads it" },
+    Step {
+        name: "E5 gov",
+        policy: Policy::DiscardAndRecord,
+        reason: "what it decides acts from the next block on",
+    },
 ];
 
-/// Runs one step on its own branch under its policy.
-fn step(
+/// Runs one step on its own branch under its policy. A discarded step gives the default: with its writes goes what it
+/// would have told.
+fn step<T: Default>(
     ctx: &mut Context<'_>,
     index: usize,
-    run: impl FnOnce(&mut Context<'_>) -> Result<(), ModuleError>,
-) -> Result<(), ModuleError> {
-    let Err(error) = ctx.branch(run) else { return Ok(()) };
+    run: impl FnOnce(&mut Context<'_>) -> Result<T, ModuleError>,
+) -> Result<T, ModuleError> {
+    let error = match ctx.branch(run) {
+        Ok(value) => return Ok(value),
+        Err(error) => error,
+    };
     let Some(step) = STEPS.get(index).filter(|step| step.policy == Policy::DiscardAndRecord) else {
         return Err(error);
     };
     let event = Event::new("holdfast.breaker.v1.EventStepDiscarded");
     ctx.emit(event.with("step", step.name).with("key", "").with("reason", error));
-    Ok(())
+    Ok(T::default())
 }
 
 impl Composition {
-    /// B1 to B4 of [`STEPS`]. Returns the block with its epoch and phase set.
+    /// B1 to B4 of [`STEPS`]; B0 comes before, for it may replace what is read here. Returns the block with its epoch and
+    /// phase set.
     ///
     /// # Errors
     /// Only of a step whose policy is to halt.
     pub fn begin_block(&self, ctx: &mut Context<'_>) -> Result<BlockContext, ModuleError> {
         self.with(|hooks| {
-            step(ctx, 0, holdfast_inference::begin_block)?;
+            step(ctx, 1, holdfast_inference::begin_block)?;
             let mut block = ctx.block.clone();
-            step(ctx, 1, |ctx| {
+            step(ctx, 2, |ctx| {
                 let position = holdfast_epochs::Keeper.begin_block(ctx, hooks)?;
                 (block.epoch, block.poc) = (position.epoch, position.poc);
                 Ok(())
             })?;
             let mut ctx = ctx.with_block(&block);
-            step(&mut ctx, 2, |ctx| hooks.participants.begin_block(ctx, hooks))?;
-            step(&mut ctx, 3, |ctx| Ok(hooks.breaker().begin_block(ctx)?))?;
+            step(&mut ctx, 3, |ctx| hooks.participants.begin_block(ctx, hooks))?;
+            step(&mut ctx, 4, |ctx| Ok(hooks.breaker().begin_block(ctx)?))?;
             Ok(block)
         })
     }
 
-    /// E1 to E4 of [`STEPS`].
+    /// E1 to E5 of [`STEPS`]. Returns the changes of the validator set.
     ///
     /// # Errors
     /// Only of a step whose policy is to halt; none of these.
-    pub fn end_block(&self, ctx: &mut Context<'_>) -> Result<(), ModuleError> {
+    pub fn end_block(&self, ctx: &mut Context<'_>) -> Result<Vec<ValidatorUpdate>, ModuleError> {
         self.with(|hooks| {
-            step(ctx, 4, |ctx| hooks.inference(|deps| holdfast_inference::expire(ctx, deps)))?;
-            step(ctx, 5, |ctx| hooks.inference(|deps| holdfast_inference::sprt_step(ctx, deps)))?;
-            step(ctx, 6, |ctx| Ok(hooks.breaker().end_block(ctx)?))?;
+            step(ctx, 5, |ctx| hooks.inference(|deps| holdfast_inference::expire(ctx, deps)))?;
+            step(ctx, 6, |ctx| hooks.inference(|deps| holdfast_inference::sprt_step(ctx, deps)))?;
+            step(ctx, 7, |ctx| Ok(hooks.breaker().end_block(ctx)?))?;
+            let updates = step(ctx, 8, |ctx| hooks.participants.validator_updates(ctx))?;
             // Three branches: a failing one must not keep its neighbours' rows.
-            step(ctx, 7, |ctx| hooks.participants.end_block(ctx))?;
-            step(ctx, 7, |ctx| Ok(hooks.breaker().prune(ctx)?))?;
-            step(ctx, 7, |ctx| holdfast_inference::prune(ctx, &holdfast_epochs::Keeper))
+            step(ctx, 9, |ctx| hooks.participants.end_block(ctx))?;
+            step(ctx, 9, |ctx| Ok(hooks.breaker().prune(ctx)?))?;
+            step(ctx, 9, |ctx| holdfast_inference::prune(ctx, &holdfast_epochs::Keeper))?;
+            step(ctx, 10, |ctx| hooks.gov(|deps| holdfast_gov::abci::end_block(ctx, deps)))?;
+            Ok(updates)
         })
     }
 
@@ -233,6 +263,7 @@ impl Composition {
         holdfast_inference::invariants::escrow_is_backed(store, bank, denom)?;
         holdfast_inference::invariants::nothing_is_due(store, block.height)?;
         self.with(|hooks| holdfast_breaker::invariants::check(&hooks.breaker(), store, block))?;
-        Ok(6)
+        holdfast_gov::invariants::check(store, &holdfast_bank::Keeper)?;
+        Ok(7)
     }
 }

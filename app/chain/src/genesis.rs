@@ -1,6 +1,6 @@
 //! The genesis document: `genesis.json` in the shape Cosmos tools expect.
 
-use holdfast_proto::holdfast::{epochs, inference};
+use holdfast_proto::holdfast::{epochs, inference, participants};
 use holdfast_proto::{Message, Name, Timestamp, from_json, to_json};
 use holdfast_types::{Coin, Height, Hrp};
 use serde::{Deserialize, Serialize};
@@ -232,18 +232,34 @@ impl GenesisDoc {
                 .validate_genesis(&genesis, &hrp)
                 .map_err(|e| bad(format!("app_state.{}", module.name()), e.message))?;
         }
+        self.check_fresh()?;
         self.check_cooldown()
     }
 
-    /// A fresh chain's longest cooldown fits into its epochs. An exported chain may have shortened its epochs
-    /// since: the rule holds when the cooldown changes (breaker.md 5).
+    /// Before the first block of a chain nobody can have been found unreliable.
+    fn check_fresh(&self) -> Result<(), GenesisError> {
+        let epochs: epochs::v1::GenesisState = self.state("epochs")?;
+        let participants: participants::v1::GenesisState = self.state("participants")?;
+        let inactive = participants.participants.iter().position(|row| {
+            row.status() == participants::v1::ParticipantStatus::Inactive && epochs.epochs.is_empty()
+        });
+        match inactive {
+            None => Ok(()),
+            Some(n) => {
+                let field = format!("app_state.participants.participants[{n}].status");
+                Err(bad(field, "nobody is inactive before the first block; use PARTICIPANT_STATUS_ACTIVE"))
+            }
+        }
+    }
+
+    /// The longest cooldown fits into an epoch (breaker.md 5), as it does after every change of either.
     fn check_cooldown(&self) -> Result<(), GenesisError> {
         let epochs: epochs::v1::GenesisState = self.state("epochs")?;
         let inference: inference::v1::GenesisState = self.state("inference")?;
         let length = epochs.params.map_or(0, |params| params.epoch_length);
         let params = inference.params.and_then(|params| params.validation);
         let cooldown = params.map_or(0, |params| params.health_cb_max_cooldown_blocks);
-        if epochs.epochs.is_empty() && cooldown > length {
+        if cooldown > length {
             let rule = format!("must be at most app_state.epochs.params.epoch_length, {length}");
             return Err(bad("app_state.inference.params.validation.health_cb_max_cooldown_blocks", rule));
         }

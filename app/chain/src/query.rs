@@ -1,6 +1,8 @@
 //! Queries to their modules, by gRPC method path.
 
-use holdfast_proto::cosmos::{auth::v1beta1 as auth, bank::v1beta1 as bank};
+use holdfast_proto::cosmos::{
+    auth::v1beta1 as auth, bank::v1beta1 as bank, gov::v1 as gov, upgrade::v1beta1 as upgrade,
+};
 use holdfast_proto::holdfast::{
     breaker::v1 as breaker, epochs::v1 as epochs, inference::v1 as inference,
     participants::v1 as participants,
@@ -21,7 +23,7 @@ fn decode<M: Message + Name + Default>(request: &[u8]) -> Result<M, QueryError> 
 macro_rules! table {
     ($($path:literal => |$view:ident, $hooks:ident, $req:ident: $type:ty| $call:expr;)*) => {
         /// Paths of every module query.
-        pub const QUERY_PATHS: &[&str] = &[$($path,)* DRAW, TABLE];
+        pub const QUERY_PATHS: &[&str] = &[$($path,)* DRAW, TABLE, crate::what_if::PATH];
 
         fn dispatch(view: &QueryView, hooks: &Hooks<'_>, path: &str, request: &[u8]) -> Result<Vec<u8>, QueryError> {
             match path {
@@ -44,6 +46,8 @@ table! {
         holdfast_auth::query_server::account(q, req);
     "/cosmos.auth.v1beta1.Query/Accounts" => |q, _h, req: auth::QueryAccountsRequest|
         holdfast_auth::query_server::accounts(q, req);
+    "/cosmos.auth.v1beta1.Query/Params" => |q, _h, req: auth::QueryParamsRequest|
+        holdfast_auth::query_server::params(q, req);
     "/cosmos.auth.v1beta1.Query/ModuleAccountByName" => |q, _h, req: auth::QueryModuleAccountByNameRequest|
         holdfast_auth::query_server::module_account_by_name(q, req);
     "/cosmos.bank.v1beta1.Query/Balance" => |q, _h, req: bank::QueryBalanceRequest|
@@ -54,6 +58,30 @@ table! {
         holdfast_bank::query_server::supply_of(q, req);
     "/cosmos.bank.v1beta1.Query/TotalSupply" => |q, _h, req: bank::QueryTotalSupplyRequest|
         holdfast_bank::query_server::total_supply(q, req);
+    "/cosmos.gov.v1.Query/Proposal" => |q, _h, req: gov::QueryProposalRequest|
+        holdfast_gov::query_server::proposal(q, req);
+    "/cosmos.gov.v1.Query/Proposals" => |q, _h, req: gov::QueryProposalsRequest|
+        holdfast_gov::query_server::proposals(q, req);
+    "/cosmos.gov.v1.Query/Vote" => |q, _h, req: gov::QueryVoteRequest|
+        holdfast_gov::query_server::vote(q, req);
+    "/cosmos.gov.v1.Query/Votes" => |q, _h, req: gov::QueryVotesRequest|
+        holdfast_gov::query_server::votes(q, req);
+    "/cosmos.gov.v1.Query/Params" => |q, _h, req: gov::QueryParamsRequest|
+        holdfast_gov::query_server::params(q, req);
+    "/cosmos.gov.v1.Query/Deposit" => |q, _h, req: gov::QueryDepositRequest|
+        holdfast_gov::query_server::deposit(q, req);
+    "/cosmos.gov.v1.Query/Deposits" => |q, _h, req: gov::QueryDepositsRequest|
+        holdfast_gov::query_server::deposits(q, req);
+    "/cosmos.gov.v1.Query/TallyResult" => |q, h, req: gov::QueryTallyResultRequest|
+        holdfast_gov::query_server::tally_result(q, &h.participants, req);
+    "/cosmos.upgrade.v1beta1.Query/CurrentPlan" => |q, _h, req: upgrade::QueryCurrentPlanRequest|
+        holdfast_gov::query_server::current_plan(q, req);
+    "/cosmos.upgrade.v1beta1.Query/AppliedPlan" => |q, _h, req: upgrade::QueryAppliedPlanRequest|
+        holdfast_gov::query_server::applied_plan(q, req);
+    "/cosmos.upgrade.v1beta1.Query/ModuleVersions" => |q, _h, req: upgrade::QueryModuleVersionsRequest|
+        holdfast_gov::query_server::module_versions(q, req);
+    "/cosmos.upgrade.v1beta1.Query/Authority" => |q, _h, req: upgrade::QueryAuthorityRequest|
+        holdfast_gov::query_server::authority(q, req);
     "/holdfast.epochs.v1.Query/Params" => |q, _h, req: epochs::QueryParamsRequest|
         holdfast_epochs::query_server::params(q, req);
     "/holdfast.epochs.v1.Query/CurrentEpoch" => |q, _h, req: epochs::QueryCurrentEpochRequest|
@@ -70,6 +98,8 @@ table! {
         holdfast_participants::query_server::models(q, req);
     "/holdfast.participants.v1.Query/EpochGroup" => |q, h, req: participants::QueryEpochGroupRequest|
         holdfast_participants::query_server::epoch_group(&h.participants, q, req);
+    "/holdfast.participants.v1.Query/Validators" => |q, _h, req: participants::QueryValidatorsRequest|
+        holdfast_participants::query_server::validators(q, req);
     "/holdfast.participants.v1.Query/Maintenance" => |q, _h, req: participants::QueryMaintenanceRequest|
         holdfast_participants::query_server::maintenance(q, req);
     "/holdfast.inference.v1.Query/Params" => |q, _h, req: inference::QueryParamsRequest|

@@ -1,13 +1,19 @@
 //! Messages to their modules.
 
-use holdfast_proto::cosmos::bank::v1beta1 as bank;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use holdfast_proto::cosmos::{
+    auth::v1beta1 as auth, bank::v1beta1 as bank, gov::v1 as gov, upgrade::v1beta1 as upgrade,
+};
 use holdfast_proto::holdfast::{breaker, epochs, inference, participants};
 use holdfast_proto::{Any, Message, Name};
-use holdfast_types::{Address, Context, ModuleError, decode_msg, sdk};
+use holdfast_types::traits::MessageRouter;
+use holdfast_types::{Address, Context, Hrp, ModuleError, decode_msg, sdk};
 
 use crate::ante::FEE_COLLECTOR;
+use crate::app::panic_error;
 use crate::composition::{Composition, Hooks, MODULE_NAMES};
-use crate::tx::pack;
+use crate::tx::{message_signer, pack};
 
 /// Whether `url` is the type URL of `M`, without building it.
 fn is<M: Name>(url: &str) -> bool {
@@ -17,7 +23,7 @@ fn is<M: Name>(url: &str) -> bool {
 
 /// Accounts that take no transfers: those of the modules.
 fn blocked() -> Vec<Address> {
-    MODULE_NAMES.iter().chain(&[FEE_COLLECTOR, "gov"]).map(|name| Address::module(name)).collect()
+    MODULE_NAMES.iter().chain(&[FEE_COLLECTOR]).map(|name| Address::module(name)).collect()
 }
 
 macro_rules! table {
@@ -56,8 +62,9 @@ fn unknown(url: &str) -> ModuleError {
 }
 
 table! {
+    auth::MsgUpdateParams => |ctx, _hooks, msg| holdfast_auth::msg_server::update_params(ctx, msg);
     bank::MsgSend => |ctx, _hooks, msg| holdfast_bank::msg_server::send(ctx, &holdfast_auth::Keeper, &blocked(), msg);
-    epochs::v1::MsgUpdateParams => |ctx, _hooks, msg| holdfast_epochs::msg_server::update_params(ctx, msg);
+    epochs::v1::MsgUpdateParams => |ctx, _hooks, msg| holdfast_epochs::msg_server::update_params(ctx, &holdfast_inference::Keeper, msg);
     participants::v1::MsgRegisterParticipant => |ctx, hooks, msg|
         holdfast_participants::msg_server::register_participant(ctx, &hooks.participants, &holdfast_bank::Keeper, msg);
     participants::v1::MsgUpdateParticipant => |ctx, hooks, msg|
@@ -90,6 +97,32 @@ table! {
         hooks.inference(|deps| holdfast_inference::msg_server::update_params(ctx, deps, msg));
     breaker::v1::MsgSetBreakerOverride => |ctx, hooks, msg|
         holdfast_breaker::msg_server::set_breaker_override(ctx, &hooks.breaker(), msg);
+    gov::MsgSubmitProposal => |ctx, hooks, msg|
+        hooks.gov(|deps| holdfast_gov::msg_server::submit_proposal(ctx, deps, msg));
+    gov::MsgDeposit => |ctx, hooks, msg| hooks.gov(|deps| holdfast_gov::msg_server::deposit(ctx, deps, msg));
+    gov::MsgVote => |ctx, hooks, msg| hooks.gov(|deps| holdfast_gov::msg_server::vote(ctx, deps, msg));
+    gov::MsgVoteWeighted => |ctx, hooks, msg|
+        hooks.gov(|deps| holdfast_gov::msg_server::vote_weighted(ctx, deps, msg));
+    gov::MsgCancelProposal => |ctx, _hooks, msg| holdfast_gov::msg_server::cancel_proposal(ctx, msg);
+    gov::MsgUpdateParams => |ctx, _hooks, msg| holdfast_gov::msg_server::update_params(ctx, msg);
+    upgrade::MsgSoftwareUpgrade => |ctx, _hooks, msg| holdfast_gov::msg_server::software_upgrade(ctx, msg);
+    upgrade::MsgCancelUpgrade => |ctx, _hooks, msg| holdfast_gov::msg_server::cancel_upgrade(ctx, msg);
+}
+
+impl MessageRouter for Hooks<'_> {
+    fn check(&self, message: &Any) -> Result<(), ModuleError> {
+        check_message(message)
+    }
+
+    fn signers(&self, message: &Any, hrp: &Hrp) -> Result<Vec<Address>, ModuleError> {
+        Ok(vec![message_signer(message, hrp)?])
+    }
+
+    fn deliver(&self, ctx: &mut Context<'_>, message: &Any) -> Result<Any, ModuleError> {
+        // A handler's panic is a failed proposal. What it left on the branch is dropped with the branch.
+        let guarded = AssertUnwindSafe(|| dispatch(ctx, self, message));
+        catch_unwind(guarded).unwrap_or_else(|panic| Err(panic_error(&*panic)))
+    }
 }
 
 impl Composition {

@@ -281,23 +281,40 @@ fn signer_info(index: usize, info: PbSignerInfo) -> Result<SignerInfo, ModuleErr
     Ok(SignerInfo { public_key, mode, sequence: info.sequence })
 }
 
-/// The signer of a packed message: the address in its field 1, which is where every message of this chain has it.
+/// Messages of cosmos.gov.v1 whose signer is not their field 1, and where it is.
+const SIGNER_FIELDS: [(&str, u64); 5] = [
+    ("/cosmos.gov.v1.MsgSubmitProposal", 3),
+    ("/cosmos.gov.v1.MsgVote", 2),
+    ("/cosmos.gov.v1.MsgVoteWeighted", 2),
+    ("/cosmos.gov.v1.MsgDeposit", 2),
+    ("/cosmos.gov.v1.MsgCancelProposal", 2),
+];
+
+/// Number of the field that holds the signer of messages of type `url`.
+pub fn signer_field(url: &str) -> u64 {
+    SIGNER_FIELDS.iter().find(|(known, _)| *known == url).map_or(1, |(_, field)| *field)
+}
+
+/// The signer of a packed message: the address in its field 1, where nearly every message of this chain has it; the
+/// others are those of cosmos.gov.v1.
 ///
 /// # Errors
-/// Codespace `sdk`: 2 when the value is no protobuf or has field 1 twice, 7 when field 1 is no address of this chain.
+/// Codespace `sdk`: 2 when the value is no protobuf or has that field twice, 7 when it holds no address of this chain.
 pub fn message_signer(message: &Any, hrp: &Hrp) -> Result<Address, ModuleError> {
+    let number = signer_field(&message.type_url);
     let url: String = message.type_url.chars().take(100).collect();
-    let field = single_bytes_field_1(&message.value)
+    let field = single_bytes_field(&message.value, number)
         .ok_or_else(|| tx_decode(format!("{url}: the value is no canonical protobuf message")))?;
-    let bad =
-        |text: String| ModuleError::sdk(sdk::INVALID_ADDRESS, format!("{url}: signer (field 1): {text}"));
+    let bad = |text: String| {
+        ModuleError::sdk(sdk::INVALID_ADDRESS, format!("{url}: signer (field {number}): {text}"))
+    };
     let text = std::str::from_utf8(field).map_err(|_| bad("not UTF-8".to_owned()))?;
     Address::parse(text, hrp).map_err(|e| bad(e.to_string()))
 }
 
-/// Walks the top-level fields: `None` when they do not parse or field 1 comes twice or not as bytes; an empty slice when
-/// it is absent. The whole value is walked so that no later field can be a second field 1 to another reader.
-fn single_bytes_field_1(mut value: &[u8]) -> Option<&[u8]> {
+/// Walks the top-level fields: `None` when they do not parse or field `wanted` comes twice or not as bytes; an empty slice
+/// when it is absent. The whole value is walked so that no later field can be a second one to another reader.
+fn single_bytes_field(mut value: &[u8], wanted: u64) -> Option<&[u8]> {
     let mut found = None;
     while !value.is_empty() {
         let tag = varint(&mut value)?;
@@ -325,8 +342,8 @@ fn single_bytes_field_1(mut value: &[u8]) -> Option<&[u8]> {
         };
         match field {
             0 => return None,
-            1 if found.is_some() => return None,
-            1 => found = Some(body?),
+            n if n == wanted && found.is_some() => return None,
+            n if n == wanted => found = Some(body?),
             _ => {}
         }
     }

@@ -306,6 +306,47 @@ fn a_timeout_height_is_the_last_one_that_counts() {
 }
 
 #[test]
+fn each_parameter_of_auth_changes_what_passes() {
+    let set = |chain: &mut Chain, change: fn(&mut holdfast_auth::Params)| {
+        let mut params = holdfast_auth::Params::default();
+        change(&mut params);
+        holdfast_auth::PARAMS.set(&mut chain.store, &params).unwrap();
+    };
+    let used = |chain: &mut Chain| {
+        let meter = GasMeter::new(GAS);
+        chain.run_metered(AnteMode::Simulate, &with(|_| {}), &meter).unwrap();
+        meter.used()
+    };
+    let size = with(|_| {}).len() as u64;
+    let base = used(&mut Chain::new());
+
+    let mut chain = Chain::new();
+    set(&mut chain, |params| params.tx_size_cost_per_byte = 11);
+    assert_eq!(used(&mut chain), base + size);
+    let mut chain = Chain::new();
+    set(&mut chain, |params| params.sig_verify_cost_secp256k1 = 1001);
+    assert_eq!(used(&mut chain), base + 1);
+
+    let mut chain = Chain::new();
+    set(&mut chain, |params| params.max_memo_characters = 3);
+    chain.refuses(&with(|tx| tx.memo = "four".into()), sdk::MEMO_TOO_LARGE, "3 but received 4");
+    assert!(chain.run(AnteMode::Deliver, &with(|tx| tx.memo = "tri".into())).is_ok());
+
+    let both =
+        TxBuilder { msgs: vec![send_from(&key("a").address()), send_from(&key("b").address())], ..from_a() };
+    let (a, b) = (key("a"), key("b"));
+    let signers = [
+        Signer { key: &a, account_number: 1, sequence: 3 },
+        Signer { key: &b, account_number: 2, sequence: 0 },
+    ];
+    let raw = both.sign_all(&signers);
+    let mut chain = Chain::new();
+    set(&mut chain, |params| params.tx_sig_limit = 1);
+    chain.refuses(&raw, sdk::TOO_MANY_SIGNATURES, "2, limit: 1");
+    assert!(Chain::new().run(AnteMode::Deliver, &raw).is_ok());
+}
+
+#[test]
 fn a_memo_is_limited_in_bytes() {
     let mut chain = Chain::new();
     chain.refuses(&with(|tx| tx.memo = "m".repeat(257)), sdk::MEMO_TOO_LARGE, "256 but received 257");

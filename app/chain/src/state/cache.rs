@@ -157,6 +157,15 @@ impl ValueCache {
         }
     }
 
+    /// Forgets everything: the store went to `height` without a commit.
+    pub(super) fn reset(&self, height: i64) {
+        for shard in &self.shards {
+            let mut shard = lock(shard);
+            shard.values = Generations::new(shard.values.limit);
+            shard.height = height;
+        }
+    }
+
     /// A commit of `height`. Must be called before its state is handed to readers.
     pub(super) fn replace(&self, height: i64, writes: Vec<Write>) {
         for shard in &self.shards {
@@ -225,6 +234,11 @@ impl Fronts {
         if *latest == height && room && known.is_none_or(|known| known < until) {
             fronts.insert(start.to_vec(), Front { until: until.to_vec(), since: height });
         }
+    }
+
+    /// Forgets everything: the store went to `height` without a commit.
+    pub(super) fn reset(&self, height: i64) {
+        *lock(&self.0) = (height, BTreeMap::new());
     }
 
     /// A commit of `height`; `writes` are sorted. Must be called before its state is handed to readers.

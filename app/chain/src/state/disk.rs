@@ -11,12 +11,14 @@
 //! | `changes` | height | keys that the height changed |
 //! | `meta` | name | format, modules, latest and earliest height |
 //!
-//! A commit is one batch over all of them, written to the journal and synced before it returns; a batch with a torn tail is
-//! dropped whole when the journal is read back. Opening compares the latest height in `meta`, in `flat` and
-//! in `commits`, recomputes the app hash from the roots and the roots from the root pages.
+//! Every write is one batch, appended to the journal and synced before it returns, so that at most the last one can be torn;
+//! a torn one is dropped whole when the journal is read back. Opening compares the latest height in `meta`, in `flat` and
+//! in `commits`, recomputes the app hash from the roots and the roots from the root pages. It scans no table.
 
+use std::collections::BTreeMap;
 use std::path::{Path as FsPath, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use fjall::config::{BloomConstructionPolicy, CompressionPolicy, FilterPolicy, FilterPolicyEntry};
 use fjall::{
@@ -26,32 +28,56 @@ use fjall::{
 use holdfast_store::{KvIter, KvRead, Order, Pair, StoreError, WriteSet};
 
 use super::cache::{Fronts, PageCache, ValueCache};
+use super::journal;
 use super::proof::{self, ProofSource, StateProof};
 use super::table::{self, MARKER_KEY};
 use super::tree::{Hash, Page, PageSource, Path};
 use super::{
-    CommitStore, MAX_KEY_BYTES, Modules, Prepared, StateError, StateOptions, StateView, TreeRoot,
+    CommitStore, MAX_KEY_BYTES, Modules, Pin, Prepared, StateError, StateOptions, StateView, TreeRoot,
     check_readable, compute, horizon, version,
 };
 
-const META_FORMAT: &str = "format";
-const META_MODULES: &str = "modules";
-const META_LATEST: &str = "latest";
-const META_EARLIEST: &str = "earliest";
+#[path = "restore.rs"]
+mod restore;
 
-struct Tables {
-    db: Database,
-    flat: Keyspace,
-    versions: Keyspace,
-    pages: Keyspace,
-    stale: Keyspace,
-    preimages: Keyspace,
-    commits: Keyspace,
-    changes: Keyspace,
-    meta: Keyspace,
+pub(crate) use restore::Filling;
+
+pub(super) const META_FORMAT: &str = "format";
+pub(super) const META_MODULES: &str = "modules";
+pub(super) const META_LATEST: &str = "latest";
+pub(super) const META_EARLIEST: &str = "earliest";
+
+/// Where batches become durable. The seam at which tests let the disk fail.
+pub(super) trait Sink: Send + Sync {
+    /// Writes `batch` to stable storage, all of it or nothing.
+    fn write(&self, batch: OwnedWriteBatch) -> fjall::Result<()>;
 }
 
-fn engine(error: fjall::Error) -> StateError {
+/// Journal and fsync of the engine.
+pub(super) struct Synced;
+
+impl Sink for Synced {
+    fn write(&self, batch: OwnedWriteBatch) -> fjall::Result<()> {
+        batch.durability(Some(PersistMode::SyncAll)).commit()
+    }
+}
+
+pub(super) struct Tables {
+    pub(super) db: Database,
+    pub(super) flat: Keyspace,
+    pub(super) versions: Keyspace,
+    pub(super) pages: Keyspace,
+    pub(super) stale: Keyspace,
+    pub(super) preimages: Keyspace,
+    pub(super) commits: Keyspace,
+    pub(super) changes: Keyspace,
+    pub(super) meta: Keyspace,
+    sink: Box<dyn Sink>,
+    /// A write failed: what is on disk is no longer known.
+    failed: AtomicBool,
+}
+
+pub(super) fn engine(error: fjall::Error) -> StateError {
     StateError::Engine(error.to_string())
 }
 
@@ -64,7 +90,11 @@ fn corrupt(error: StateError) -> StoreError {
 }
 
 impl Tables {
-    fn open(path: &FsPath, options: &StateOptions) -> Result<Self, StateError> {
+    pub(super) fn open(
+        path: &FsPath,
+        options: &StateOptions,
+        sink: Box<dyn Sink>,
+    ) -> Result<Self, StateError> {
         let open = |error| match error {
             fjall::Error::Locked => StateError::Locked { path: path.to_owned() },
             fjall::Error::InvalidVersion(found) => StateError::Format {
@@ -75,6 +105,7 @@ impl Tables {
             fjall::Error::Io(error) => StateError::Engine(error.to_string()),
             other => StateError::corrupt(other.to_string()),
         };
+        journal::mend(path)?;
         let db = Database::builder(path).cache_size(options.block_cache_bytes).open().map_err(open)?;
         // Keys and pages are hashes for the most part: compression finds nothing in them. Lookups mostly hit.
         let found = || {
@@ -105,17 +136,67 @@ impl Tables {
             changes: db.keyspace("changes", walked).map_err(open)?,
             meta: db.keyspace("meta", sparse).map_err(open)?,
             db,
+            sink,
+            failed: AtomicBool::new(false),
         })
     }
 
-    fn batch(&self, capacity: usize) -> OwnedWriteBatch {
-        OwnedWriteBatch::with_capacity(self.db.clone(), capacity).durability(Some(PersistMode::SyncAll))
+    pub(super) fn batch(&self, capacity: usize) -> OwnedWriteBatch {
+        OwnedWriteBatch::with_capacity(self.db.clone(), capacity)
+    }
+
+    /// Makes a batch durable. After the first failure every write is refused: nobody can say any more what is on disk.
+    pub(super) fn write(&self, batch: OwnedWriteBatch) -> Result<(), StateError> {
+        self.usable()?;
+        self.sink.write(batch).map_err(|error| {
+            self.failed.store(true, Ordering::Release);
+            engine(error)
+        })
+    }
+
+    fn usable(&self) -> Result<(), StateError> {
+        if self.failed.load(Ordering::Acquire) {
+            return Err(StateError::Engine("an earlier write failed, so none is taken any more".into()));
+        }
+        Ok(())
+    }
+
+    /// Whether `path` holds a database of this format, by its mark.
+    pub(super) fn has_format(&self, path: &FsPath) -> Result<bool, StateError> {
+        match self.meta.get(META_FORMAT).map_err(engine)? {
+            None => Ok(false),
+            Some(found) if *found == table::FORMAT.to_be_bytes() => Ok(true),
+            Some(found) => Err(StateError::Format {
+                path: path.to_owned(),
+                found: <[u8; 4]>::try_from(&*found)
+                    .map_or_else(|_| "unknown".into(), |bytes| u32::from_be_bytes(bytes).to_string()),
+                expected: table::FORMAT,
+            }),
+        }
+    }
+
+    /// The modules on disk.
+    pub(super) fn stored_modules(&self) -> Result<Modules, StateError> {
+        let stored = self.meta.get(META_MODULES).map_err(engine)?.unwrap_or_default();
+        let names = String::from_utf8_lossy(&stored).split('/').map(str::to_owned).collect();
+        Modules::numbered(names).map_err(|error| StateError::corrupt(error.to_string()))
     }
 }
 
 struct Head {
     earliest: i64,
     latest: DiskSnapshot,
+    /// Heights that must stay, with how many want them.
+    pins: BTreeMap<i64, usize>,
+}
+
+/// How far pruning has come: the lists of all lower heights are gone. Kept so that a piece does not begin with the marks
+/// of all rows that earlier pieces removed.
+#[derive(Debug, Clone, Copy, Default)]
+struct Swept {
+    stale: i64,
+    changes: i64,
+    commits: i64,
 }
 
 struct Shared {
@@ -126,8 +207,42 @@ struct Shared {
     values: Arc<ValueCache>,
     fronts: Arc<Fronts>,
     head: RwLock<Head>,
+    /// Whoever writes. Held by pruning for the write of a batch only.
     writer: Mutex<()>,
+    swept: Mutex<Swept>,
     path: PathBuf,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    fn head(&self) -> RwLockReadGuard<'_, Head> {
+        self.head.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn head_mut(&self) -> RwLockWriteGuard<'_, Head> {
+        self.head.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One wish for a height in `Head::pins`.
+struct PinnedHeight {
+    shared: Arc<Shared>,
+    height: i64,
+}
+
+impl Drop for PinnedHeight {
+    fn drop(&mut self) {
+        let mut head = self.shared.head_mut();
+        if let Some(count) = head.pins.get_mut(&self.height) {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                head.pins.remove(&self.height);
+            }
+        }
+    }
 }
 
 /// [`CommitStore`] on disk. Clones share the database; the folder is free again when the last clone and view are gone.
@@ -146,34 +261,35 @@ impl std::fmt::Debug for DiskStore {
 impl DiskStore {
     /// Opens the database in folder `path`, creating it when there is none.
     ///
-    /// `modules` are fixed at creation. Fails with `Locked`, `Format`, `Modules`, `ModuleList`, `Corrupt` or `Engine`.
+    /// `modules` are fixed at creation, but for [`StateOptions::added_modules`]. Fails with `Locked`, `Format`, `Modules`,
+    /// `ModuleList`, `Corrupt` or `Engine`.
     pub fn open<S: AsRef<str>>(
         path: impl AsRef<FsPath>,
         modules: &[S],
         options: StateOptions,
     ) -> Result<Self, StateError> {
-        let path = path.as_ref().to_owned();
-        let modules = Modules::new(modules)?;
-        let tables = Tables::open(&path, &options)?;
-        let given = modules.0.join("/");
-        match tables.meta.get(META_FORMAT).map_err(engine)? {
-            None => create(&tables, &modules)?,
-            Some(found) if *found == table::FORMAT.to_be_bytes() => {}
-            Some(found) => {
-                return Err(StateError::Format {
-                    path,
-                    found: <[u8; 4]>::try_from(&*found)
-                        .map_or_else(|_| "unknown".into(), |bytes| u32::from_be_bytes(bytes).to_string()),
-                    expected: table::FORMAT,
-                });
-            }
+        Self::open_with(path.as_ref(), modules, options, Box::new(Synced))
+    }
+
+    pub(super) fn open_with<S: AsRef<str>>(
+        path: &FsPath,
+        modules: &[S],
+        options: StateOptions,
+        sink: Box<dyn Sink>,
+    ) -> Result<Self, StateError> {
+        let path = path.to_owned();
+        let given = Modules::new(modules)?;
+        if is_vacant(&path) {
+            create_whole(&path, &given, &options)?;
         }
-        let stored = tables.meta.get(META_MODULES).map_err(engine)?.unwrap_or_default();
-        if *stored != *given.as_bytes() {
-            let stored = String::from_utf8_lossy(&stored).replace('/', ", ");
-            return Err(StateError::Modules { stored, given: modules.0.join(", ") });
+        let tables = Tables::open(&path, &options, sink)?;
+        if !tables.has_format(&path)? {
+            create(&tables, &given)?;
         }
-        let (height, earliest, app_hash, roots) = check(&tables, &modules)?;
+        restore::empty_if_filling(&tables)?;
+        let stored = tables.stored_modules()?;
+        let modules = given.over(&stored, &options.added_modules)?;
+        let (height, earliest, app_hash, roots) = check(&tables, &modules, stored.count())?;
         let tables = Arc::new(tables);
         let values = Arc::new(ValueCache::new(options.value_cache_bytes, height));
         let fronts = Arc::new(Fronts::new(height));
@@ -193,8 +309,9 @@ impl DiskStore {
             tables,
             modules,
             options,
-            head: RwLock::new(Head { earliest, latest }),
+            head: RwLock::new(Head { earliest, latest, pins: BTreeMap::new() }),
             writer: Mutex::new(()),
+            swept: Mutex::default(),
             path,
         })))
     }
@@ -210,7 +327,7 @@ impl DiskStore {
     }
 
     fn head(&self) -> (i64, DiskSnapshot) {
-        let head = self.0.head.read().unwrap_or_else(PoisonError::into_inner);
+        let head = self.0.head();
         (head.earliest, head.latest.clone())
     }
 
@@ -228,9 +345,35 @@ impl DiskStore {
         }
         let row = latest.snapshot.get(&latest.tables.commits, table::height_key(height)).map_err(engine)?;
         let row = row.ok_or_else(|| StateError::corrupt(format!("height {height} has no commit record")))?;
-        let (app_hash, roots) = table::read_commit_record(&row, self.0.modules.0.len())?;
+        let (app_hash, roots) = table::read_commit_record(&row, self.0.modules.count())?;
         Ok(DiskVersioned { latest, height, app_hash, roots: roots.into() })
     }
+}
+
+/// Whether there is nothing at `path`, or an empty folder.
+fn is_vacant(path: &FsPath) -> bool {
+    std::fs::read_dir(path).map_or(!path.exists(), |mut entries| entries.next().is_none())
+}
+
+/// Creates the database beside `path` and moves it there when it is complete: the engine cannot open what a kill leaves of
+/// a folder that it was just creating.
+fn create_whole(path: &FsPath, modules: &Modules, options: &StateOptions) -> Result<(), StateError> {
+    let failed =
+        |error: std::io::Error| StateError::Engine(format!("cannot create {}: {error}", path.display()));
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".new");
+    let fresh = path.with_file_name(name);
+    if fresh.exists() {
+        drop(journal::lock(&fresh)?);
+        std::fs::remove_dir_all(&fresh).map_err(failed)?;
+    }
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(FsPath::new("."));
+    std::fs::create_dir_all(parent).map_err(failed)?;
+    let tables = Tables::open(&fresh, options, Box::new(Synced))?;
+    create(&tables, modules)?;
+    drop(tables);
+    std::fs::rename(&fresh, path).map_err(failed)?;
+    journal::sync_folder(parent).map_err(failed)
 }
 
 /// Writes the first rows: format, modules, and the trees' birth pages.
@@ -239,17 +382,22 @@ fn create(tables: &Tables, modules: &Modules) -> Result<(), StateError> {
         return Err(StateError::corrupt("there is state, but no format mark"));
     }
     let birth = Page::birth().encode();
-    let mut batch = tables.batch(modules.0.len().saturating_add(2));
-    for module in (0u16..).take(modules.0.len()) {
+    let mut batch = tables.batch(modules.count().saturating_add(2));
+    for module in (0u16..).take(modules.count()) {
         batch.insert(&tables.pages, table::page_key(module, &Path::default(), 0), birth.clone());
     }
-    batch.insert(&tables.meta, META_MODULES, modules.0.join("/"));
+    batch.insert(&tables.meta, META_MODULES, modules.numbered.join("/"));
     batch.insert(&tables.meta, META_FORMAT, table::FORMAT.to_be_bytes());
-    batch.commit().map_err(engine)
+    tables.write(batch)
 }
 
-/// Reads the latest height, the earliest one, app hash and roots, and checks that all tables agree on them.
-fn check(tables: &Tables, modules: &Modules) -> Result<(i64, i64, Hash, Vec<TreeRoot>), StateError> {
+/// Reads the latest height, the earliest one, app hash and roots, and checks that all tables agree on them. Of `modules` the
+/// first `stored` are in the database.
+pub(super) fn check(
+    tables: &Tables,
+    modules: &Modules,
+    stored: usize,
+) -> Result<(i64, i64, Hash, Vec<TreeRoot>), StateError> {
     let height_of = |row: Option<fjall::UserValue>| row.map_or(Ok(0), |row| table::read_height(&row));
     let latest = height_of(tables.meta.get(META_LATEST).map_err(engine)?)?;
     let earliest = height_of(tables.meta.get(META_EARLIEST).map_err(engine)?)?;
@@ -276,7 +424,11 @@ fn check(tables: &Tables, modules: &Modules) -> Result<(i64, i64, Hash, Vec<Tree
     } else {
         let row = tables.commits.get(table::height_key(latest)).map_err(engine)?;
         let row = row.ok_or_else(|| StateError::corrupt(format!("height {latest} has no commit record")))?;
-        table::read_commit_record(&row, modules.0.len())?
+        let record = table::read_commit_record(&row, stored)?;
+        if record.1.len() != stored {
+            return Err(StateError::corrupt("a commit record is malformed"));
+        }
+        record
     };
     if modules.app_hash(&roots) != app_hash {
         return Err(StateError::corrupt(format!(
@@ -318,7 +470,11 @@ fn read_page(
     path: &Path,
     version: u64,
 ) -> Result<Option<Arc<Page>>, StateError> {
-    let Some(row) = row else { return Ok(None) };
+    let Some(row) = row else {
+        // The tree of a module that came in later was never written as it was born.
+        let born = version == 0 && *path == Path::default();
+        return Ok(born.then(|| Arc::new(Page::birth())));
+    };
     let page = Page::decode(&row).ok_or_else(|| {
         StateError::corrupt(format!("tree page {module}/{path:?} of height {version} is malformed"))
     })?;
@@ -390,7 +546,8 @@ fn range_of(start: Vec<u8>, end: Option<Vec<u8>>) -> (std::ops::Bound<Vec<u8>>, 
 
 impl KvRead for DiskSnapshot {
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
-        if is_marker(key) || key.is_empty() || is_too_long(key) {
+        // Height 0 is empty, also while a snapshot's rows come in.
+        if self.height == 0 || is_marker(key) || key.is_empty() || is_too_long(key) {
             return Ok(None);
         }
         if let Some(value) = self.values.get(key, self.height) {
@@ -402,7 +559,7 @@ impl KvRead for DiskSnapshot {
     }
 
     fn scan<'a>(&'a self, start: &[u8], end: Option<&[u8]>, order: Order) -> KvIter<'a> {
-        let Some((start, end)) = flat_range(start, end) else {
+        let Some((start, end)) = flat_range(start, end).filter(|_| self.height != 0) else {
             return Box::new(std::iter::empty());
         };
         let pair = |row: fjall::Guard| -> Result<Pair, StoreError> {
@@ -649,7 +806,7 @@ impl CommitStore for DiskStore {
     }
 
     fn modules(&self) -> &[String] {
-        &self.0.modules.0
+        &self.0.modules.sorted
     }
 
     fn snapshot(&self) -> DiskSnapshot {
@@ -677,11 +834,14 @@ impl CommitStore for DiskStore {
 
     fn commit(&self, prepared: Prepared) -> Result<(), StateError> {
         let shared = &*self.0;
-        let _writer = shared.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let _writer = lock(&shared.writer);
         let (earliest, latest) = self.head();
         let Prepared { height, base, app_hash, roots, writes, pages, stale } = prepared;
         if base != latest.height {
             return Err(StateError::Stale { height, base, latest: latest.height });
+        }
+        if base == 0 {
+            restore::refuse_while_filling(&shared.tables)?;
         }
         let at = version(height)?;
         let earliest = if base == 0 { height } else { earliest };
@@ -722,7 +882,10 @@ impl CommitStore for DiskStore {
         batch.insert(&tables.flat, MARKER_KEY, table::height_key(height));
         batch.insert(&tables.meta, META_LATEST, table::height_key(height));
         batch.insert(&tables.meta, META_EARLIEST, table::height_key(earliest));
-        batch.commit().map_err(engine)?;
+        if latest.roots.len() < roots.len() {
+            batch.insert(&tables.meta, META_MODULES, shared.modules.numbered.join("/"));
+        }
+        tables.write(batch)?;
 
         shared.cache.replace(at, pages, &stale);
         shared.fronts.replace(height, &writes);
@@ -736,8 +899,9 @@ impl CommitStore for DiskStore {
             app_hash,
             roots: roots.into(),
         };
-        let mut head = shared.head.write().unwrap_or_else(PoisonError::into_inner);
-        let old = std::mem::replace(&mut *head, Head { earliest, latest });
+        let mut head = shared.head_mut();
+        head.earliest = earliest;
+        let old = std::mem::replace(&mut head.latest, latest);
         drop(head);
         drop(old);
         Ok(())
@@ -752,77 +916,124 @@ impl CommitStore for DiskStore {
     fn prune(&self, limit: usize) -> Result<usize, StateError> {
         let shared = &*self.0;
         let tables = &*shared.tables;
-        let _writer = shared.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut swept = lock(&shared.swept);
         // The window shrinks before anything goes: a reader that still got in holds a snapshot from before.
         let target = {
-            let mut head = shared.head.write().unwrap_or_else(PoisonError::into_inner);
-            head.earliest = horizon(shared.options.keep_recent, head.earliest, head.latest.height);
-            head.earliest
+            let _writer = lock(&shared.writer);
+            tables.usable()?;
+            let mut head = shared.head_mut();
+            let mut target = horizon(shared.options.keep_recent, head.earliest, head.latest.height);
+            if let Some((pinned, _)) = head.pins.first_key_value() {
+                target = target.min(*pinned).max(head.earliest);
+            }
+            head.earliest = target;
+            target
         };
+        let mut piece = Piece::new(tables.batch(limit.saturating_mul(2).min(65_536)), limit);
         let Some(after) = target.checked_add(1) else { return Ok(0) };
-        let mut removed = 0usize;
-        let mut batch =
-            OwnedWriteBatch::with_capacity(tables.db.clone(), limit.saturating_mul(2).min(65_536));
-
-        removed = take_from_lists(&tables.stale, &mut batch, after, limit, removed, |batch, _, page| {
-            batch.remove(&tables.pages, page);
+        let stale = piece.take(&tables.stale, swept.stale..after, |piece, _, page| {
+            piece.batch.remove(&tables.pages, page);
             Ok(())
         })?;
-        removed =
-            take_from_lists(&tables.changes, &mut batch, after, limit, removed, |batch, height, key| {
-                self.prune_key(batch, key, height)
-            })?;
-        for row in tables.commits.range(..table::height_key(target).to_vec()) {
-            if removed >= limit {
+        let changes = piece.take(&tables.changes, swept.changes..after, |piece, height, key| {
+            self.prune_key(piece, key, height)
+        })?;
+        let mut commits = swept.commits;
+        let rows = table::height_key(commits.min(target)).to_vec()..table::height_key(target).to_vec();
+        for row in tables.commits.range(rows) {
+            if piece.left == 0 {
                 break;
             }
-            batch.remove(&tables.commits, row.key().map_err(engine)?);
-            removed = removed.saturating_add(1);
+            let key = row.key().map_err(engine)?;
+            commits = table::read_height(&key)?.saturating_add(1);
+            piece.batch.remove(&tables.commits, key);
+            piece.spend(1);
         }
+        let removed = limit.saturating_sub(piece.left);
         if removed > 0 {
+            let Piece { mut batch, removed: gone, .. } = piece;
             batch.insert(&tables.meta, META_EARLIEST, table::height_key(target));
-            batch.commit().map_err(engine)?;
+            let _writer = lock(&shared.writer);
+            for (key, preimage, height) in gone {
+                // A block may have brought the key back since the piece was put together.
+                if self.newest_version(&key)? == Some(height) {
+                    batch.remove(&tables.preimages, preimage);
+                }
+            }
+            tables.write(batch)?;
         }
+        *swept = Swept { stale, changes, commits };
         Ok(removed)
+    }
+
+    fn pin(&self, height: i64) -> Result<Pin, StateError> {
+        let mut head = self.0.head_mut();
+        check_readable(height, head.earliest, head.latest.height)?;
+        let count = head.pins.entry(height).or_default();
+        *count = count.saturating_add(1);
+        drop(head);
+        Ok(Pin::new(height, PinnedHeight { shared: self.0.clone(), height }))
     }
 }
 
-/// Hands the keys listed below height `until` to `each`, oldest first, up to `limit` in all, and shortens the lists by them.
-/// `removed` is the count so far; returns the new one.
-fn take_from_lists(
-    lists: &Keyspace,
-    batch: &mut OwnedWriteBatch,
-    until: i64,
-    limit: usize,
-    mut removed: usize,
-    mut each: impl FnMut(&mut OwnedWriteBatch, i64, &[u8]) -> Result<(), StateError>,
-) -> Result<usize, StateError> {
-    for row in lists.range(..table::height_key(until).to_vec()) {
-        if removed >= limit {
-            break;
-        }
-        let (at, list) = row.into_inner().map_err(engine)?;
-        let height = table::read_height(&at)?;
-        let keys = table::read_key_list(&list)?;
-        let (now, later) = keys.split_at(keys.len().min(limit.saturating_sub(removed)));
-        for key in now {
-            each(batch, height, key)?;
-        }
-        removed = removed.saturating_add(now.len().max(1));
-        if later.is_empty() {
-            batch.remove(lists, at);
-        } else {
-            let mut rest = Vec::with_capacity(list.len());
-            later.iter().for_each(|key| table::put_key(&mut rest, key));
-            batch.insert(lists, at, rest);
-        }
+/// What one call of `prune` removes.
+struct Piece {
+    batch: OwnedWriteBatch,
+    /// Rows it may still take.
+    left: usize,
+    /// Keys that were removed for good, unless they came back: the key, the row of its preimage, the height of the removal.
+    removed: Vec<(Vec<u8>, Vec<u8>, i64)>,
+}
+
+impl Piece {
+    fn new(batch: OwnedWriteBatch, limit: usize) -> Self {
+        Self { batch, left: limit, removed: Vec::new() }
     }
-    Ok(removed)
+
+    fn spend(&mut self, rows: usize) {
+        self.left = self.left.saturating_sub(rows);
+    }
+
+    /// Hands the keys listed for `heights` to `each`, oldest first, and shortens the lists by them. Returns the first height that
+    /// still has a list.
+    fn take(
+        &mut self,
+        lists: &Keyspace,
+        heights: std::ops::Range<i64>,
+        mut each: impl FnMut(&mut Self, i64, &[u8]) -> Result<(), StateError>,
+    ) -> Result<i64, StateError> {
+        if heights.is_empty() {
+            return Ok(heights.start);
+        }
+        let rows = table::height_key(heights.start).to_vec()..table::height_key(heights.end).to_vec();
+        for row in lists.range(rows) {
+            let (at, list) = row.into_inner().map_err(engine)?;
+            let height = table::read_height(&at)?;
+            if self.left == 0 {
+                return Ok(height);
+            }
+            let keys = table::read_key_list(&list)?;
+            let (now, later) = keys.split_at(keys.len().min(self.left));
+            for key in now {
+                each(self, height, key)?;
+            }
+            self.spend(now.len().max(1));
+            if later.is_empty() {
+                self.batch.remove(lists, at);
+            } else {
+                let mut rest = Vec::with_capacity(list.len());
+                later.iter().for_each(|key| table::put_key(&mut rest, key));
+                self.batch.insert(lists, at, rest);
+                return Ok(height);
+            }
+        }
+        Ok(heights.end)
+    }
 }
 
 impl DiskStore {
     /// Removes what `height` superseded of `key`: older versions, and a removal that nothing older needs.
-    fn prune_key(&self, batch: &mut OwnedWriteBatch, key: &[u8], height: i64) -> Result<(), StateError> {
+    fn prune_key(&self, piece: &mut Piece, key: &[u8], height: i64) -> Result<(), StateError> {
         let tables = &*self.0.tables;
         let all = table::version_key(key, i64::MAX)..=table::version_key(key, 0);
         for (nth, row) in tables.versions.range(all).enumerate() {
@@ -831,18 +1042,36 @@ impl DiskStore {
             let gone = at == height && table::read_version_value(&value)?.is_none();
             if gone && nth == 0 {
                 let (module, rest) = self.0.modules.split(key)?;
-                batch.remove(&tables.preimages, table::preimage_key(module, &super::tree::sha256(rest)));
+                let preimage = table::preimage_key(module, &super::tree::sha256(rest));
+                piece.removed.push((key.to_vec(), preimage, height));
             }
             if at < height || gone {
-                batch.remove(&tables.versions, row_key);
+                piece.batch.remove(&tables.versions, row_key);
             }
         }
         Ok(())
+    }
+
+    /// Height of the last change of `key`.
+    fn newest_version(&self, key: &[u8]) -> Result<Option<i64>, StateError> {
+        let all = table::version_key(key, i64::MAX)..=table::version_key(key, 0);
+        let Some(row) = self.0.tables.versions.range(all).next() else { return Ok(None) };
+        let key = row.key().map_err(engine)?;
+        Ok(Some(table::split_version_key(&key)?.1))
     }
 }
 
 #[cfg(test)]
 impl DiskStore {
+    /// Moves what the engine has in memory into its files, as it does by itself when there is more of it.
+    pub(super) fn flush(&self) {
+        let t = &self.0.tables;
+        for table in [&t.flat, &t.versions, &t.pages, &t.stale, &t.preimages, &t.commits, &t.changes, &t.meta]
+        {
+            table.rotate_memtable_and_wait().expect("flush");
+        }
+    }
+
     /// Rows of each table, bookkeeping rows left out.
     pub(super) fn row_counts(&self) -> std::collections::BTreeMap<&'static str, usize> {
         let t = &self.0.tables;

@@ -28,7 +28,7 @@ pub enum StateError {
         /// Format of this program.
         expected: u32,
     },
-    /// The modules on disk are not the modules of this program.
+    /// The modules on disk are not the modules of this program, and no upgrade accounts for the difference.
     #[error(
         "state database holds modules [{stored}], this program has [{given}]: start the program version that matches the chain"
     )]
@@ -118,6 +118,15 @@ pub enum StateError {
     /// A read of the store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// A folder that should hold a chain and does not.
+    #[error("state database {path} holds no chain: give the --home of a node that has run")]
+    NoState {
+        /// Database folder.
+        path: PathBuf,
+    },
+    /// The database is being filled from a snapshot.
+    #[error("a snapshot is being restored into the state database: let it finish, or give it up first")]
+    Restoring,
     /// The engine failed. After a failed write nothing more is accepted: stop and reopen.
     #[error("state database engine: {0}: check the disk, then restart the node")]
     Engine(String),
@@ -142,6 +151,8 @@ impl StateError {
             Self::Proof(_) => 14,
             Self::Store(_) => 15,
             Self::Engine(_) => 16,
+            Self::NoState { .. } => 17,
+            Self::Restoring => 18,
         }
     }
 

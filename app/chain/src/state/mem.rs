@@ -9,8 +9,8 @@ use holdfast_store::{KvIter, KvRead, Order, Pair, StoreError, WriteSet};
 use super::proof::{self, ProofSource, StateProof};
 use super::tree::{Hash, Page, PageSource, Path};
 use super::{
-    CommitStore, Modules, Prepared, StateError, StateOptions, StateView, TreeRoot, check_readable, compute,
-    horizon, version,
+    CommitStore, Modules, Pin, Prepared, StateError, StateOptions, StateView, TreeRoot, check_readable,
+    compute, horizon, version,
 };
 
 /// Rows a scan copies under one lock.
@@ -76,7 +76,7 @@ impl MemCommitStore {
         let mut mem = Mem { roots: modules.birth_roots(), ..Mem::default() };
         mem.app_hash = modules.app_hash(&mem.roots);
         let birth = Arc::new(Page::birth());
-        for module in (0u16..).take(modules.0.len()) {
+        for module in (0u16..).take(modules.count()) {
             mem.pages.insert((module, Path::default(), 0), birth.clone());
         }
         Ok(Self(Arc::new(Shared { modules, options, mem: RwLock::new(mem), writer: Mutex::new(()) })))
@@ -244,7 +244,7 @@ impl CommitStore for MemCommitStore {
     }
 
     fn modules(&self) -> &[String] {
-        &self.0.modules.0
+        &self.0.modules.sorted
     }
 
     fn snapshot(&self) -> MemView {
@@ -350,5 +350,9 @@ impl CommitStore for MemCommitStore {
             removed = removed.saturating_add(1);
         }
         Ok(removed)
+    }
+    fn pin(&self, height: i64) -> Result<Pin, StateError> {
+        // A view holds its height as it is.
+        Ok(Pin::new(height, self.snapshot_at(height)?))
     }
 }

@@ -24,28 +24,44 @@
 //!
 //! [`CommitStore::prepare`] computes the app hash of a block in memory (`FinalizeBlock`);
 //! [`CommitStore::commit`] makes it durable in one atomic, synced batch (`Commit`).
-//! [`CommitStore::prune`] removes what left the window, a bounded piece at a time and outside the commit.
+//! [`CommitStore::prune`] removes what left the window, a bounded piece at a time and outside the commit;
+//! [`Pruning`] says how wide the window is, [`CommitStore::pin`] keeps a height in it for a while.
+//! [`Rollback`] takes the latest height of a closed database back.
+//!
+//! A write that failed is neither visible nor acknowledged, and the database takes no other one: the node has to stop.
+//! What the failed write left in the journal decides whether the next start finds the height before it or the whole of it.
 //!
 //! [`DiskStore`] keeps state on disk, [`MemCommitStore`] in memory; both give the same app hashes.
 
 mod cache;
 mod disk;
 mod errors;
+mod journal;
 mod mem;
 mod proof;
+mod pruning;
+mod rollback;
 mod table;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_disk;
+#[cfg(test)]
+mod tests_faults;
 mod tree;
 
+use std::any::Any;
 use std::collections::BTreeMap;
 
 use holdfast_store::{KvRead, TRANSIENT_SPACE, WriteSet};
 
+pub(crate) use disk::Filling;
 pub use disk::{DiskSnapshot, DiskStore, DiskVersioned};
 pub use errors::StateError;
 pub use mem::{MemCommitStore, MemView};
 pub use proof::{ProofOp, StateProof, jmt_spec, module_map_root};
+pub use pruning::{Pruning, PruningError};
+pub use rollback::Rollback;
 pub use tree::{SENTINEL_KEY, SENTINEL_VALUE, committed_value};
 
 use errors::hex_key;
@@ -100,9 +116,11 @@ pub trait CommitStore: Send + Sync + 'static {
     /// `NotContiguous`, `InvalidHeight`, `UnknownModule`, `Key`, or a read error.
     fn prepare(&self, height: i64, writes: &WriteSet) -> Result<Prepared, StateError>;
 
-    /// Makes `prepared` the latest committed state. On return it is on stable storage; on failure nothing of it is.
+    /// Makes `prepared` the latest committed state. On return it is on stable storage.
     ///
-    /// Fails with `Stale` when another commit came in between.
+    /// Fails with `Stale` when another commit came in between. After any other failure nothing of it is visible and no
+    /// later commit is taken: stop. A restart finds the height before it or, when all of it had reached the disk, the height
+    /// itself; never a part of it.
     fn commit(&self, prepared: Prepared) -> Result<(), StateError>;
 
     /// Proves presence or absence of `key` (the part after `module/`) at `height`.
@@ -111,7 +129,37 @@ pub trait CommitStore: Send + Sync + 'static {
     fn prove(&self, height: i64, module: &str, key: &[u8]) -> Result<StateProof, StateError>;
 
     /// Removes up to about `limit` rows that left the retention window. Returns how many; 0 means done.
+    ///
+    /// Changes no app hash. A commit waits for it at most for as long as one batch of `limit` rows takes to write.
     fn prune(&self, limit: usize) -> Result<usize, StateError>;
+
+    /// Keeps `height` and all above it in the window for as long as the guard lives.
+    ///
+    /// Fails like [`Self::snapshot_at`].
+    fn pin(&self, height: i64) -> Result<Pin, StateError>;
+}
+
+/// Keeps a height readable: pruning stops below it until this is dropped.
+pub struct Pin {
+    height: i64,
+    _hold: Box<dyn Any + Send + Sync>,
+}
+
+impl Pin {
+    fn new(height: i64, hold: impl Any + Send + Sync) -> Self {
+        Self { height, _hold: Box::new(hold) }
+    }
+
+    /// The height it keeps.
+    pub fn height(&self) -> i64 {
+        self.height
+    }
+}
+
+impl std::fmt::Debug for Pin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pin").field("height", &self.height).finish_non_exhaustive()
+    }
 }
 
 /// Settings of a state database.
@@ -128,6 +176,10 @@ pub struct StateOptions {
     pub block_cache_bytes: u64,
     /// Threads that compute a block's trees, this one included. The result does not depend on it.
     pub threads: usize,
+    /// Modules that an upgrade brings: a database without them takes them in. The app hash of the height it is at stays,
+    /// the next commit is the first with their trees, and until then a program without them can open it again.
+    /// A module that is missing in the database and here is refused. Only [`DiskStore`] reads it.
+    pub added_modules: Vec<String>,
 }
 
 impl Default for StateOptions {
@@ -138,6 +190,7 @@ impl Default for StateOptions {
             value_cache_bytes: 96 * 1024 * 1024,
             block_cache_bytes: 32 * 1024 * 1024,
             threads: std::thread::available_parallelism().map_or(1, |n| n.get().min(4)),
+            added_modules: Vec::new(),
         }
     }
 }
@@ -149,6 +202,13 @@ pub(crate) struct TreeRoot {
     pub(crate) version: u64,
     /// Root hash.
     pub(crate) hash: Hash,
+}
+
+impl TreeRoot {
+    /// Root of a tree that holds nothing but its own leaf.
+    fn birth() -> Self {
+        Self { version: 0, hash: tree::Page::birth().root_hash() }
+    }
 }
 
 /// A block's state, computed and not yet committed.
@@ -191,22 +251,36 @@ struct Write {
     inserted: bool,
 }
 
-/// The fixed, sorted module names.
+/// The module names. A module has a number, which the rows on disk carry: its place in the list at creation, which is sorted,
+/// and behind that the order in which modules came in later.
 #[derive(Debug, Clone)]
-struct Modules(Vec<String>);
+struct Modules {
+    /// Names by number.
+    numbered: Vec<String>,
+    /// Names in order.
+    sorted: Vec<String>,
+}
 
 impl Modules {
+    /// Numbers by order of name.
     fn new<S: AsRef<str>>(names: &[S]) -> Result<Self, StateError> {
         let mut list: Vec<String> = names.iter().map(|n| n.as_ref().to_owned()).collect();
         list.sort();
+        Self::numbered(list)
+    }
+
+    /// Numbers by place in the list.
+    fn numbered(numbered: Vec<String>) -> Result<Self, StateError> {
+        let mut sorted = numbered.clone();
+        sorted.sort();
         let bad = |reason: String| Err(StateError::ModuleList { reason });
-        if list.is_empty() || u16::try_from(list.len()).is_err() {
-            return bad(format!("{} names", list.len()));
+        if sorted.is_empty() || u16::try_from(sorted.len()).is_err() {
+            return bad(format!("{} names", sorted.len()));
         }
-        if list.windows(2).any(|pair| matches!(pair, [a, b] if a == b)) {
+        if sorted.windows(2).any(|pair| matches!(pair, [a, b] if a == b)) {
             return bad("a name appears twice".into());
         }
-        for name in &list {
+        for name in &sorted {
             let ok = name.len() <= 64
                 && name.bytes().all(|b| b.is_ascii_graphic() && b != b'/')
                 && name.bytes().next().is_some_and(|b| b != TRANSIENT_SPACE);
@@ -214,16 +288,39 @@ impl Modules {
                 return bad(format!("{name:?} is not a module name"));
             }
         }
-        Ok(Self(list))
+        Ok(Self { numbered, sorted })
+    }
+
+    /// The numbers of a database that holds the modules `stored`, for a program with the modules of `self`, of which
+    /// `added` may be new to it.
+    fn over(&self, stored: &Modules, added: &[String]) -> Result<Self, StateError> {
+        if let Some(stray) = added.iter().find(|name| !self.sorted.contains(name)) {
+            return Err(StateError::ModuleList {
+                reason: format!("added module {stray:?} is not in the list"),
+            });
+        }
+        let new: Vec<&String> = self.sorted.iter().filter(|name| !stored.sorted.contains(name)).collect();
+        let gone = stored.sorted.iter().any(|name| !self.sorted.contains(name));
+        if gone || new.iter().any(|name| !added.contains(name)) {
+            return Err(StateError::Modules {
+                stored: stored.sorted.join(", "),
+                given: self.sorted.join(", "),
+            });
+        }
+        Self::numbered(stored.numbered.iter().chain(new).cloned().collect())
+    }
+
+    fn count(&self) -> usize {
+        self.numbered.len()
     }
 
     fn index(&self, name: &[u8]) -> Option<u16> {
-        let at = self.0.binary_search_by(|m| m.as_bytes().cmp(name)).ok()?;
+        let at = self.numbered.iter().position(|known| known.as_bytes() == name)?;
         u16::try_from(at).ok()
     }
 
     fn unknown(&self, key: String) -> StateError {
-        StateError::UnknownModule { key, modules: self.0.join(", ") }
+        StateError::UnknownModule { key, modules: self.sorted.join(", ") }
     }
 
     /// Module number and key inside the module.
@@ -250,7 +347,7 @@ impl Modules {
     }
 
     fn full_key(&self, module: u16, rest: &[u8]) -> Vec<u8> {
-        let name = self.0.get(usize::from(module)).map_or("", String::as_str);
+        let name = self.numbered.get(usize::from(module)).map_or("", String::as_str);
         let mut key = Vec::with_capacity(name.len().saturating_add(rest.len()).saturating_add(1));
         key.extend_from_slice(name.as_bytes());
         key.push(b'/');
@@ -260,11 +357,12 @@ impl Modules {
 
     /// Roots of trees that hold nothing but their own leaf.
     fn birth_roots(&self) -> Vec<TreeRoot> {
-        vec![TreeRoot { version: 0, hash: tree::Page::birth().root_hash() }; self.0.len()]
+        vec![TreeRoot::birth(); self.count()]
     }
 
+    /// App hash of the modules with a number below the count of `roots`.
     fn app_hash(&self, roots: &[TreeRoot]) -> Hash {
-        module_map_root(self.0.iter().zip(roots).map(|(name, root)| (name.as_str(), root.hash)))
+        module_map_root(self.numbered.iter().zip(roots).map(|(name, root)| (name.as_str(), root.hash)))
     }
 }
 
@@ -344,6 +442,8 @@ fn compute(
         pages: Vec::new(),
         stale: Vec::new(),
     };
+    // Modules that came in after the latest commit begin here.
+    out.roots.resize(modules.count(), TreeRoot::birth());
     let mut effects: Vec<Option<Effect>> = vec![None; kept.len()];
     for (module, updates) in by_module {
         let Some(root) = out.roots.get_mut(usize::from(module)) else {

@@ -148,10 +148,11 @@ pub(super) fn prove(
     if key.is_empty() {
         return Err(StateError::Key { key: String::new(), reason: "it is empty" });
     }
+    // A module that came in later has no tree at this height.
     let root = roots
         .get(usize::from(module))
         .copied()
-        .ok_or_else(|| StateError::corrupt(format!("module {name} has no root")))?;
+        .ok_or_else(|| modules.unknown(format!("{name} at height {height}")))?;
 
     let value_of = |rest: &[u8]| -> Result<Option<Vec<u8>>, StateError> {
         if rest == tree::SENTINEL_KEY {
@@ -193,9 +194,13 @@ pub(super) fn prove(
             )
         }
     };
-    let names: Vec<&str> = modules.0.iter().map(String::as_str).collect();
-    let hashes: Vec<Hash> = roots.iter().map(|r| r.hash).collect();
-    let of_root = map_existence(&names, &hashes, usize::from(module))
+    let mut pairs: Vec<(&str, Hash)> =
+        modules.numbered.iter().zip(roots).map(|(name, root)| (name.as_str(), root.hash)).collect();
+    pairs.sort_unstable_by_key(|(name, _)| *name);
+    let of_root = pairs
+        .iter()
+        .position(|(known, _)| *known == name)
+        .and_then(|at| map_existence(&pairs, at))
         .ok_or_else(|| StateError::corrupt(format!("module {name} has no root")))?;
     let encode = |proof| CommitmentProof { proof: Some(proof) }.encode_to_vec();
     Ok(StateProof {
@@ -287,8 +292,9 @@ fn simple_steps(leaves: &[Hash], index: usize, out: &mut Vec<Step>) {
 }
 
 /// Existence proof of the `index`-th of the sorted pairs.
-fn map_existence(names: &[&str], roots: &[Hash], index: usize) -> Option<ExistenceProof> {
-    let leaves: Vec<Hash> = names.iter().zip(roots).map(|(name, root)| map_leaf(name, root)).collect();
+fn map_existence(pairs: &[(&str, Hash)], index: usize) -> Option<ExistenceProof> {
+    let (name, root) = pairs.get(index)?;
+    let leaves: Vec<Hash> = pairs.iter().map(|(name, root)| map_leaf(name, root)).collect();
     let mut steps = Vec::new();
     simple_steps(&leaves, index, &mut steps);
     let path = steps
@@ -301,8 +307,8 @@ fn map_existence(names: &[&str], roots: &[Hash], index: usize) -> Option<Existen
         })
         .collect();
     Some(ExistenceProof {
-        key: names.get(index)?.as_bytes().to_vec(),
-        value: roots.get(index)?.to_vec(),
+        key: name.as_bytes().to_vec(),
+        value: root.to_vec(),
         leaf: Some(LeafOp {
             hash: HashOp::Sha256.into(),
             prehash_key: HashOp::NoHash.into(),

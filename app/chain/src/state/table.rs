@@ -114,7 +114,7 @@ pub(super) fn read_height(bytes: &[u8]) -> Result<i64, StateError> {
     Ok(u64::from_be_bytes(bytes).cast_signed())
 }
 
-/// Commit record: `app hash`, then `version ‖ root` per module.
+/// Commit record: `app hash`, then `version ‖ root` per module by number. Modules that came in later have none.
 pub(super) fn commit_record(app_hash: &Hash, roots: &[TreeRoot]) -> Vec<u8> {
     let mut out = Vec::with_capacity(roots.len().saturating_mul(40).saturating_add(32));
     out.extend_from_slice(app_hash);
@@ -125,6 +125,7 @@ pub(super) fn commit_record(app_hash: &Hash, roots: &[TreeRoot]) -> Vec<u8> {
     out
 }
 
+/// `modules` is how many there are by now.
 pub(super) fn read_commit_record(row: &[u8], modules: usize) -> Result<(Hash, Vec<TreeRoot>), StateError> {
     let bad = || StateError::corrupt("a commit record is malformed");
     let (app_hash, mut rest) = row.split_first_chunk::<32>().ok_or_else(bad)?;
@@ -134,7 +135,7 @@ pub(super) fn read_commit_record(row: &[u8], modules: usize) -> Result<(Hash, Ve
         roots.push(TreeRoot { version: u64::from_be_bytes(*version), hash: *hash });
         rest = tail;
     }
-    if !rest.is_empty() || roots.len() != modules {
+    if !rest.is_empty() || roots.is_empty() || roots.len() > modules {
         return Err(bad());
     }
     Ok((*app_hash, roots))

@@ -15,13 +15,13 @@ use super::proof::{map_leaf, simple_root};
 use super::tree::{Page, Path};
 use super::*;
 
-const MODULES: [&str; 5] = ["auth", "bank", "breaker", "escrow", "gov"];
+pub(super) const MODULES: [&str; 5] = ["auth", "bank", "breaker", "escrow", "gov"];
 
-fn disk(path: &FsPath, options: StateOptions) -> DiskStore {
+pub(super) fn disk(path: &FsPath, options: StateOptions) -> DiskStore {
     DiskStore::open(path, &MODULES, options).expect("open")
 }
 
-fn keep(keep_recent: u64) -> StateOptions {
+pub(super) fn keep(keep_recent: u64) -> StateOptions {
     StateOptions { keep_recent, ..StateOptions::default() }
 }
 
@@ -53,7 +53,7 @@ on_both! {
     a_key_longer_than_any_is_absent_and_bounds_a_scan(keep(0)) => endless_keys;
 }
 
-fn commit<S: CommitStore>(store: &S, height: i64, writes: &WriteSet) -> Hash {
+pub(super) fn commit<S: CommitStore>(store: &S, height: i64, writes: &WriteSet) -> Hash {
     let prepared = store.prepare(height, writes).unwrap();
     let hash = prepared.app_hash();
     store.commit(prepared).unwrap();
@@ -61,11 +61,11 @@ fn commit<S: CommitStore>(store: &S, height: i64, writes: &WriteSet) -> Hash {
     hash
 }
 
-fn writes(pairs: &[(&str, Option<&str>)]) -> WriteSet {
+pub(super) fn writes(pairs: &[(&str, Option<&str>)]) -> WriteSet {
     pairs.iter().map(|(k, v)| (k.as_bytes().to_vec(), v.map(|v| v.as_bytes().to_vec()))).collect()
 }
 
-fn rows(view: &dyn KvRead, order: Order) -> Vec<(Vec<u8>, Vec<u8>)> {
+pub(super) fn rows(view: &dyn KvRead, order: Order) -> Vec<(Vec<u8>, Vec<u8>)> {
     view.scan(b"", None, order).collect::<Result<_, _>>().unwrap()
 }
 
@@ -214,10 +214,10 @@ fn snapshots<S: CommitStore>(store: &S) {
     });
 }
 
-type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
+pub(super) type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// Random blocks over few keys, with the state after each.
-fn random_blocks(seed: u64, blocks: i64, per_block: u64) -> Vec<(WriteSet, Rows)> {
+pub(super) fn random_blocks(seed: u64, blocks: i64, per_block: u64) -> Vec<(WriteSet, Rows)> {
     let mut rng = Rng::new(seed);
     let mut state = BTreeMap::new();
     let mut out = Vec::new();
@@ -244,7 +244,7 @@ fn random_blocks(seed: u64, blocks: i64, per_block: u64) -> Vec<(WriteSet, Rows)
 }
 
 /// Every read that a view offers, against the model.
-fn assert_view(view: &dyn KvRead, model: &Rows, seed: u64) {
+pub(super) fn assert_view(view: &dyn KvRead, model: &Rows, seed: u64) {
     let mut all: Vec<_> = model.clone().into_iter().collect();
     assert_eq!(rows(view, Order::Ascending), all);
     all.reverse();
@@ -277,7 +277,7 @@ fn history<S: CommitStore>(store: &S) {
     assert_view(&store.snapshot(), &blocks.last().unwrap().1, 99);
 }
 
-fn assert_proves<S: CommitStore>(store: &S, height: i64, app_hash: &Hash, state: &Rows) {
+pub(super) fn assert_proves<S: CommitStore>(store: &S, height: i64, app_hash: &Hash, state: &Rows) {
     let mut asked: Vec<(&str, Vec<u8>)> = vec![("bank", b"never".to_vec()), ("auth", b"x".to_vec())];
     for key in state.keys().take(20) {
         let slash = key.iter().position(|b| *b == b'/').unwrap();
@@ -474,7 +474,7 @@ impl<V: StateView> KvWrite for PastView<V> {
 // ---- the commitment, against other implementations ----
 
 /// Root of the module's final set out of the `jmt` crate, built in one go, and the store it sits in.
-fn jmt_tree<'a>(pairs: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> (Hash, MockTreeStore) {
+pub(super) fn jmt_tree<'a>(pairs: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> (Hash, MockTreeStore) {
     let store = MockTreeStore::default();
     let sentinel = (SENTINEL_KEY.to_vec(), SENTINEL_VALUE.to_vec());
     let set: Vec<_> = pairs
@@ -491,7 +491,10 @@ fn jmt_tree<'a>(pairs: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> (Hash, Moc
     (root.0, store)
 }
 
-fn module_rows<'a>(state: &'a Rows, module: &'a str) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
+pub(super) fn module_rows<'a>(
+    state: &'a Rows,
+    module: &'a str,
+) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
     state.iter().filter_map(move |(key, value)| {
         let rest = key.strip_prefix(module.as_bytes())?.strip_prefix(b"/")?;
         Some((rest, value.as_slice()))
@@ -804,7 +807,7 @@ fn everything_unreachable_is_gone_after_pruning() {
     assert_eq!((tables["stale"], tables["changes"], tables["commits"]), (0, 0, 1));
 }
 
-fn copy(from: &FsPath, to: &FsPath) {
+pub(super) fn copy(from: &FsPath, to: &FsPath) {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
         let target = to.join(entry.file_name());
@@ -817,7 +820,7 @@ fn copy(from: &FsPath, to: &FsPath) {
 }
 
 /// The journal: the file that a commit appends to.
-fn journal(dir: &FsPath) -> std::path::PathBuf {
+pub(super) fn journal(dir: &FsPath) -> std::path::PathBuf {
     let mut found: Vec<_> = std::fs::read_dir(dir)
         .unwrap()
         .map(|e| e.unwrap().path())
@@ -828,7 +831,7 @@ fn journal(dir: &FsPath) -> std::path::PathBuf {
 }
 
 /// Length without the zeros that a journal is preallocated with.
-fn used(file: &FsPath) -> usize {
+pub(super) fn used(file: &FsPath) -> usize {
     let bytes = std::fs::read(file).unwrap();
     bytes.len() - bytes.iter().rev().take_while(|b| **b == 0).count()
 }

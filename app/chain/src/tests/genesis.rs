@@ -1,5 +1,6 @@
 //! Genesis: refusals by name, and that an exported chain goes on as if nothing had happened.
 
+use holdfast_types::ValidationParams;
 use serde_json::{Value, json};
 
 use super::load::played;
@@ -119,13 +120,31 @@ fn a_missing_or_unknown_module_and_a_bad_field_inside_one_are_refused_by_path() 
 }
 
 #[test]
-fn a_cooldown_longer_than_an_epoch_is_refused_for_a_fresh_chain_and_kept_of_an_exported_one() {
+fn no_cooldown_is_longer_than_an_epoch_in_genesis_or_after_a_change_of_either() {
     let short = Spec { epoch_length: 9, ..Spec::default() };
     let doc = serde_json::from_str(&short.document().to_json().unwrap()).unwrap();
     let text = refusal(&doc);
     assert!(text.contains("validation.health_cb_max_cooldown_blocks"), "{text}");
     let mut net = Net::new(&Spec { epoch_length: 10, ..Spec::default() });
     net.govern(Moment::AfterEndBlock, epochs_msg(5, 0, &["epoch_length"]));
+    net.block();
+    let error = net.authority_results.remove(0).unwrap_err();
+    assert_eq!((error.codespace, error.code), ("epochs", 3), "{error}");
+    let lower = ValidationParams {
+        health_cb_initial_cooldown_blocks: 2,
+        health_cb_max_cooldown_blocks: 5,
+        ..quick()
+    };
+    let fields = ["validation.health_cb_initial_cooldown_blocks", "validation.health_cb_max_cooldown_blocks"];
+    net.govern(Moment::AfterEndBlock, validation_msg(lower.clone(), 1, &fields));
+    net.govern(Moment::AfterEndBlock, epochs_msg(5, 0, &["epoch_length"]));
+    net.govern(
+        Moment::AfterEndBlock,
+        validation_msg(ValidationParams { health_cb_max_cooldown_blocks: 6, ..lower }, 1, &fields),
+    );
+    net.block();
+    let codes: Vec<_> = net.authority_results.iter().map(|r| r.as_ref().err().map(|e| e.code)).collect();
+    assert_eq!(codes, [None, None, Some(3)], "the epoch that is decided counts, not only the running one");
     net.blocks(14);
     let exported = net.app.export(0).unwrap();
     let app = App::from_genesis(mem(), options(), &exported).unwrap();

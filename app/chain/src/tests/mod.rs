@@ -3,6 +3,7 @@
 mod breaker;
 mod docs;
 mod genesis;
+mod gov;
 mod load;
 mod net;
 mod params;
@@ -10,4 +11,5 @@ mod queries;
 mod replicas;
 mod transactions;
 mod views;
+mod what_if;
 mod wiring;

@@ -7,6 +7,7 @@ use holdfast_breaker::{Entry, ModelTally, State};
 use holdfast_inference::CandidateTable;
 use holdfast_proto::cosmos::bank::v1beta1::MsgSend;
 use holdfast_proto::cosmos::base::v1beta1::Coin as PbCoin;
+use holdfast_proto::cosmos::gov::v1 as gov;
 use holdfast_proto::holdfast::{auth, bank, breaker, epochs, inference, participants};
 use holdfast_proto::{Any, FieldMask, Message};
 use holdfast_store::{KvRead, Order};
@@ -142,8 +143,11 @@ impl Spec {
             account_number: n as u64,
             ..auth::v1::Account::default()
         });
-        let state =
-            auth::v1::GenesisState { accounts: accounts.collect(), next_account_number: all.len() as u64 };
+        let state = auth::v1::GenesisState {
+            accounts: accounts.collect(),
+            next_account_number: all.len() as u64,
+            ..auth::v1::GenesisState::default()
+        };
         doc.set_module("auth", &state.encode_to_vec()).unwrap();
 
         let collateral: u128 = self.executors.iter().map(|e| u128::from(e.weight)).sum();
@@ -171,7 +175,7 @@ impl Spec {
         rows.sort_by_key(|(who, _)| who.address);
         let participant = |(who, e): &(&Who, &Executor)| participants::v1::Participant {
             address: who.bech32(),
-            validator_key: who.key.public_key().to_bytes().to_vec(),
+            validator_key: validator_key(who),
             models: e.models.iter().map(|m| (*m).to_owned()).collect(),
             poc_preserved: e.preserved,
             collateral: e.weight.to_string(),
@@ -199,9 +203,10 @@ pub(super) fn mem() -> MemCommitStore {
     MemCommitStore::new(&state_spaces()).unwrap()
 }
 
-/// With the check mode of the candidate tables on.
+/// With the check mode of the candidate tables on, and a what-if record.
 pub(super) fn options() -> AppOptions {
-    AppOptions { check_tables: true, ..AppOptions::default() }
+    let what_if = Some(Arc::new(crate::what_if::Log::in_memory()));
+    AppOptions { check_tables: true, what_if, ..AppOptions::default() }
 }
 
 /// Everything that went into a block.
@@ -582,6 +587,24 @@ pub(super) fn validation_msg(new: ValidationParams, price: u128, paths: &[&str])
     pack(&inference::v1::MsgUpdateParams { authority: gov(), params: Some(params), update_mask: mask(paths) })
 }
 
+/// A proposal of `messages`, with this much put on it at once.
+pub(super) fn submit_msg(who: &Who, messages: Vec<Any>, deposit: u128) -> Any {
+    pack(&gov::MsgSubmitProposal {
+        messages,
+        initial_deposit: if deposit == 0 { Vec::new() } else { vec![pb_coin(deposit)] },
+        proposer: who.bech32(),
+        title: "A change".into(),
+        summary: "What it is for.".into(),
+        metadata: "ipfs://none".into(),
+        expedited: false,
+    })
+}
+
+pub(super) fn vote_msg(who: &Who, proposal_id: u64, option: gov::VoteOption) -> Any {
+    let (voter, option) = (who.bech32(), option.into());
+    pack(&gov::MsgVote { proposal_id, voter, option, metadata: String::new() })
+}
+
 pub(super) fn epochs_msg(epoch_length: i64, poc_length: i64, paths: &[&str]) -> Any {
     pack(&epochs::v1::MsgUpdateParams {
         authority: gov(),
@@ -621,6 +644,11 @@ pub(super) fn leave_msg(who: &Who) -> Any {
     pack(&participants::v1::MsgLeaveNetwork { participant: who.bech32() })
 }
 
+/// 32 bytes, as of an ed25519 key.
+fn validator_key(who: &Who) -> Vec<u8> {
+    who.key.public_key().to_bytes()[1..].to_vec()
+}
+
 pub(super) fn deposit_msg(who: &Who, amount: u128) -> Any {
     pack(&participants::v1::MsgDepositCollateral { participant: who.bech32(), amount: Some(pb_coin(amount)) })
 }
@@ -637,7 +665,7 @@ pub(super) fn serve_msg(who: &Who, models: &[&str], poc_preserved: bool) -> Any 
 pub(super) fn register_msg(who: &Who, models: &[&str], collateral: u128) -> Any {
     pack(&participants::v1::MsgRegisterParticipant {
         participant: who.bech32(),
-        validator_key: who.key.public_key().to_bytes().to_vec(),
+        validator_key: validator_key(who),
         models: models.iter().map(|m| (*m).to_owned()).collect(),
         collateral: Some(pb_coin(collateral)),
         ..Default::default()

@@ -3,7 +3,7 @@
 
 use holdfast_proto::Any;
 use holdfast_proto::holdfast::inference::v1::MsgUpdateParams;
-use holdfast_types::{Decimal12, Event, ModuleError, ONE, ValidationParams};
+use holdfast_types::{Decimal12, Event, ModuleError, ONE, ValidationParams, ValidatorUpdate};
 
 use super::net::*;
 use crate::app::{Moment, TxResult};
@@ -36,6 +36,7 @@ struct Trace {
     results: Vec<TxResult>,
     events: Vec<Event>,
     authority: Vec<Result<Any, ModuleError>>,
+    validators: Vec<ValidatorUpdate>,
     digest: [u8; 32],
 }
 
@@ -95,6 +96,7 @@ impl Script {
             results: done.tx_results,
             events: done.events,
             authority: net.authority_results.clone(),
+            validators: done.validator_updates,
             digest: net.table().digest(),
         }
     }
@@ -209,7 +211,7 @@ fn a_new_token_price_is_paid_by_the_starts_of_the_next_block() {
 #[test]
 fn new_epoch_lengths_wait_for_the_next_epoch() {
     let twin = Script::run(Moment::AfterEndBlock, None);
-    let change = epochs_msg(15, 0, &["epoch_length"]);
+    let change = epochs_msg(25, 0, &["epoch_length"]);
     assert_eq!(first_effect(&twin, Moment::BeforeTransactions, change, "epoch_length"), 21);
     let change = epochs_msg(0, 5, &["poc_length"]);
     assert_eq!(first_effect(&twin, Moment::BeforeTransactions, change, "poc_length"), 21);
@@ -229,15 +231,25 @@ fn every_parameter_of_participants_acts_from_the_next_block_on() {
         ("min_announce_blocks", Params { min_announce_blocks: 5, ..b() }, 8),
         ("max_maintenance_blocks", Params { max_maintenance_blocks: 1, ..b() }, 8),
         ("max_maintenance_windows", Params { max_maintenance_windows: 1, ..b() }, 8),
+        ("max_validators", Params { max_validators: 1, ..b() }, 21),
     ];
     let fields = holdfast_proto::pool().unwrap();
     let fields = fields.get_message_by_name("holdfast.participants.v1.Params").unwrap();
-    assert_eq!(fields.fields().len(), changes.len() + 1);
+    assert_eq!(fields.fields().len(), changes.len() + 2);
     for (field, new, expected) in changes {
         let change = participants_msg(&new, &[field]);
         assert_eq!(first_effect(&twin, Moment::AfterEndBlock, change, field), expected, "{field}");
     }
-    // The sixth is fixed.
+    // How much power may move shows only where power moves: here when there is room for one validator.
+    let run = |permille| {
+        let new = Params { max_validators: 1, max_validator_change_permille: permille, ..b() };
+        let change = participants_msg(&new, &["max_validators", "max_validator_change_permille"]);
+        Script::run(Moment::AfterEndBlock, Some(change))
+    };
+    let (slow, fast) = (run(100), run(333));
+    let differs = (1_i64..).zip(slow.iter().zip(&fast)).find(|(_, (a, b))| a != b).map(|(height, _)| height);
+    assert_eq!(differs, Some(21), "max_validator_change_permille");
+    // The remaining one is fixed.
     let mut net = Net::new(&spec());
     let new = Params { collateral_denom: "other".into(), ..b() };
     net.govern(Moment::AfterEndBlock, participants_msg(&new, &["collateral_denom"]));

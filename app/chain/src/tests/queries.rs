@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use holdfast_proto::Message;
-use holdfast_proto::cosmos::{auth::v1beta1 as auth, bank::v1beta1 as bank};
+use holdfast_proto::cosmos::{
+    auth::v1beta1 as auth, bank::v1beta1 as bank, gov::v1 as gov, upgrade::v1beta1 as upgrade,
+};
 use holdfast_proto::holdfast::{
     breaker::v1 as breaker, epochs::v1 as epochs, inference::v1 as inference,
     participants::v1 as participants,
@@ -92,6 +94,30 @@ fn requests(net: &Net) -> BTreeMap<&'static str, Vec<u8>> {
         breaker::QueryBreakerSummaryRequest { model: model() }.encode_to_vec(),
     );
     add("/holdfast.breaker.v1.Query/Overrides", Vec::new());
+    add("/holdfast.participants.v1.Query/Validators", Vec::new());
+    add("/cosmos.auth.v1beta1.Query/Params", Vec::new());
+    let (proposal_id, proposer) = (1, net.executor(3).bech32());
+    add("/cosmos.gov.v1.Query/Proposal", gov::QueryProposalRequest { proposal_id }.encode_to_vec());
+    add("/cosmos.gov.v1.Query/Proposals", Vec::new());
+    let voter = proposer.clone();
+    add("/cosmos.gov.v1.Query/Vote", gov::QueryVoteRequest { proposal_id, voter }.encode_to_vec());
+    let (all, votes) = (None, "/cosmos.gov.v1.Query/Votes");
+    add(votes, gov::QueryVotesRequest { proposal_id, pagination: all.clone() }.encode_to_vec());
+    add("/cosmos.gov.v1.Query/Params", Vec::new());
+    let depositor = proposer;
+    add("/cosmos.gov.v1.Query/Deposit", gov::QueryDepositRequest { proposal_id, depositor }.encode_to_vec());
+    let deposits = gov::QueryDepositsRequest { proposal_id, pagination: all };
+    add("/cosmos.gov.v1.Query/Deposits", deposits.encode_to_vec());
+    add("/cosmos.gov.v1.Query/TallyResult", gov::QueryTallyResultRequest { proposal_id }.encode_to_vec());
+    add("/cosmos.upgrade.v1beta1.Query/CurrentPlan", Vec::new());
+    let name = "v2".to_owned();
+    add(
+        "/cosmos.upgrade.v1beta1.Query/AppliedPlan",
+        upgrade::QueryAppliedPlanRequest { name }.encode_to_vec(),
+    );
+    add("/cosmos.upgrade.v1beta1.Query/ModuleVersions", Vec::new());
+    add("/cosmos.upgrade.v1beta1.Query/Authority", Vec::new());
+    add(crate::what_if::PATH, Vec::new());
     out
 }
 
@@ -106,6 +132,11 @@ fn busy() -> Net {
     let forced = override_msg(MODEL, &who, breaker::OverrideTo::Healthy, 90);
     net.govern(crate::app::Moment::AfterEndBlock, forced);
     net.exclude(2);
+    let proposer = net.executor(3);
+    net.push(
+        &proposer,
+        vec![submit_msg(&proposer, Vec::new(), 10_000_000), vote_msg(&proposer, 1, gov::VoteOption::Yes)],
+    );
     net.start("probe", 1);
     net.start("open", 3);
     net.good();

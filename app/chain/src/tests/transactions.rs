@@ -136,7 +136,7 @@ fn an_unknown_message_and_one_in_another_encoding_have_their_codes() {
     let mut net = Net::standard();
     let who = net.gateway(0);
     let known = send_msg(&who, &net.outsider(0).address, 1);
-    let unknown = Any { type_url: "/cosmos.gov.v1.MsgVote".into(), value: known.value.clone() };
+    let unknown = Any { type_url: "/cosmos.group.v1.MsgVote".into(), value: known.value.clone() };
     // An unknown field, and the last field's default written out.
     let mut longer = known.clone();
     longer.value.extend([0x98, 0x06, 0x01]);

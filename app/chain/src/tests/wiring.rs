@@ -20,6 +20,7 @@ fn the_steps_of_a_block_stand_in_the_order_of_the_specification() {
     assert_eq!(
         steps,
         [
+            ("B0 upgrade", Halt),
             ("B1 inference", Halt),
             ("B2 epochs", Halt),
             ("B3 participants", DiscardAndRecord),
@@ -27,7 +28,9 @@ fn the_steps_of_a_block_stand_in_the_order_of_the_specification() {
             ("E1 inference expiry", DiscardAndRecord),
             ("E2 inference sprt", DiscardAndRecord),
             ("E3 breaker", DiscardAndRecord),
+            ("E4 validators", DiscardAndRecord),
             ("E4 prune", DiscardAndRecord),
+            ("E5 gov", DiscardAndRecord),
         ]
     );
     assert!(STEPS.iter().all(|s| !s.reason.is_empty()));

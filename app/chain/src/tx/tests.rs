@@ -306,7 +306,7 @@ fn a_message_whose_first_field_two_readers_could_see_differently_is_refused() {
 }
 
 #[test]
-fn the_signer_of_every_message_of_this_chain_is_its_field_1() {
+fn the_signer_of_every_message_of_this_chain_is_where_its_descriptor_says() {
     let pool = holdfast_proto::pool().unwrap();
     let mut seen = Vec::new();
     for service in pool.services().filter(|service| service.name() == "Msg") {
@@ -319,9 +319,10 @@ fn the_signer_of_every_message_of_this_chain_is_its_field_1() {
                 .flat_map(|(_, value)| value.as_list().unwrap().to_vec())
                 .map(|value| value.as_str().unwrap().to_owned())
                 .collect();
-            let first = input.get_field(1).unwrap();
-            assert_eq!(signers, [first.name()], "{}", input.full_name());
-            assert_eq!(format!("{:?}", first.kind()), "string", "{}", input.full_name());
+            let number = signer_field(&format!("/{}", input.full_name()));
+            let field = input.get_field(u32::try_from(number).unwrap()).unwrap();
+            assert_eq!(signers, [field.name()], "{}", input.full_name());
+            assert_eq!(format!("{:?}", field.kind()), "string", "{}", input.full_name());
             seen.push(input.full_name().to_owned());
         }
     }
