@@ -7,7 +7,9 @@
 //! | `messages` | cosmrs signs and broadcasts every message of the chain |
 //! | `refusals` | bad transactions and the codes of the Cosmos SDK |
 //! | `cli` | keys, transactions and queries from the command line |
+//! | `proofs` | proofs of the state, verified by the ICS 23 of Go and JavaScript |
 //! | `reads` | a thousand calls of each query change nothing |
+//! | `crash` | kill -9 at random instants: a node and its twin, a devnet that is resumed |
 //! | `devnet` | the inference network: repeatable, conserving, and what the breaker does in it |
 //!
 //! `cargo xtask test` builds the program and grpcurl and names them in `HOLDFASTD` and `GRPCURL`. By hand, after
@@ -22,6 +24,8 @@ mod cli;
 #[cfg(test)]
 mod client;
 #[cfg(test)]
+mod crash;
+#[cfg(test)]
 mod devnet;
 #[cfg(test)]
 mod messages;
@@ -29,6 +33,8 @@ mod messages;
 mod node;
 #[cfg(test)]
 mod process;
+#[cfg(test)]
+mod proofs;
 #[cfg(test)]
 mod reads;
 #[cfg(test)]

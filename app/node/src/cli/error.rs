@@ -32,6 +32,13 @@ pub const CLI_ERROR_CODES: &[(u32, &str)] = &[
     (46, "transaction file malformed"),
     (47, "node answered with bytes that are no such message"),
     (51, "interrupted"),
+    (62, "height not kept by this node"),
+    (71, "snapshot missing"),
+    (72, "snapshot malformed, damaged or refused"),
+    (73, "state database cannot be used"),
+    (81, "port or socket already in use"),
+    (82, "CometBFT's program not found"),
+    (83, "process or network that does not stay up"),
 ];
 
 /// A refusal. `Display` gives the line that the user sees.
@@ -111,7 +118,8 @@ pub(crate) fn from_clap(error: &clap::Error, command: &clap::Command, words: &[S
     match error.kind() {
         ErrorKind::UnknownArgument => said.push(format!("known flags: {}", flags(leaf))),
         ErrorKind::InvalidSubcommand | ErrorKind::MissingSubcommand => {
-            let names = leaf.get_subcommands().map(clap::Command::get_name).filter(|name| *name != "help");
+            let shown = leaf.get_subcommands().filter(|command| !command.is_hide_set());
+            let names = shown.map(clap::Command::get_name).filter(|name| *name != "help");
             let names: Vec<&str> = names.collect();
             said.push(format!("choose one of: {}", names.join(", ")));
         }

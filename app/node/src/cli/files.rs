@@ -54,6 +54,10 @@ impl Home {
         self.config().join("priv_validator_key.json")
     }
 
+    pub(crate) fn validator_state(&self) -> PathBuf {
+        self.data().join("priv_validator_state.json")
+    }
+
     pub(crate) fn keyring(&self) -> PathBuf {
         self.0.join("keyring-test")
     }

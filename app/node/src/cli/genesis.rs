@@ -74,9 +74,10 @@ struct AddParticipantArgs {
     /// Collateral such as 1000uhold; the weight is collateral / collateral_per_weight
     #[arg(long, value_name = "COIN", value_parser = values::coin)]
     collateral: Coin,
-    /// Compressed secp256k1 key in hex [default: the account's own]
-    #[arg(long, value_name = "HEX", value_parser = public_key)]
-    validator_key: Option<PublicKey>,
+    /// Key that CometBFT signs with, in hex: ed25519, 32 bytes, as in priv_validator_key.json, or compressed secp256k1 [default:
+    /// the account's own]
+    #[arg(long, value_name = "HEX", value_parser = validator_key)]
+    validator_key: Option<ValidatorKey>,
     /// URL under which it serves
     #[arg(long, value_name = "URL", default_value = "")]
     host_url: String,
@@ -84,10 +85,20 @@ struct AddParticipantArgs {
     home: HomeArgs,
 }
 
-fn public_key(text: &str) -> Result<PublicKey, String> {
+/// Bytes of a key that validates.
+#[derive(Debug, Clone)]
+struct ValidatorKey(Vec<u8>);
+
+fn validator_key(text: &str) -> Result<ValidatorKey, String> {
     let bytes = hex::decode(text.strip_prefix("0x").unwrap_or(text));
-    let bytes = bytes.map_err(|_| "give the 33 bytes of a compressed secp256k1 key in hex".to_owned())?;
-    PublicKey::from_bytes(&bytes).map_err(|e| e.to_string())
+    let rule = "give the 32 bytes of an ed25519 key, or the 33 of a compressed secp256k1 key, in hex";
+    let bytes = bytes.map_err(|_| rule.to_owned())?;
+    match bytes.len() {
+        32 => {}
+        33 => PublicKey::from_bytes(&bytes).map(drop).map_err(|e| e.to_string())?,
+        _ => return Err(rule.to_owned()),
+    }
+    Ok(ValidatorKey(bytes))
 }
 
 #[derive(Debug, Clone)]
@@ -196,7 +207,8 @@ fn add_account(args: &AddAccountArgs) -> Result<()> {
 fn add_participant(args: &AddParticipantArgs) -> Result<()> {
     let mut file = File::open(&args.home)?;
     let (address, own_key) = file.account(&args.account)?;
-    let Some(key) = args.validator_key.or(own_key) else {
+    let Some(key) = args.validator_key.clone().or(own_key.map(|key| ValidatorKey(key.to_bytes().to_vec())))
+    else {
         return Err(fail(
             14,
             "--validator-key",
@@ -230,7 +242,7 @@ fn add_participant(args: &AddParticipantArgs) -> Result<()> {
         at,
         participants::Participant {
             address: bech32.clone(),
-            validator_key: key.to_bytes().to_vec(),
+            validator_key: key.0,
             host_url: args.host_url.clone(),
             models: models.clone(),
             collateral: amount.to_string(),

@@ -9,10 +9,11 @@ use holdfast_app::keys::SecretKey;
 use holdfast_types::{Address, Hrp};
 use serde_json::{Value, json};
 
-use super::error::fail;
+use super::error::{fail, io_failure};
 use super::files::{self, Home, HomeArgs};
 use super::output::{Format, Io};
 use super::{app_toml, values, wiring};
+use crate::comet::keys::{Ed25519Key, SECRET_TYPE, fresh_validator_state};
 
 /// Creates the home folder of a new chain with one node
 #[derive(Debug, clap::Args)]
@@ -38,7 +39,7 @@ pub(crate) struct InitArgs {
 
 pub(crate) fn run(args: &InitArgs, io: &mut Io<'_>) -> Result<()> {
     let home = args.home.home()?;
-    if !files::is_vacant(&home.data())? {
+    if !holds_no_chain(&home)? {
         let text = "holds a chain; move the folder away, or give another --home";
         return Err(fail(22, home.data().display().to_string(), text));
     }
@@ -51,14 +52,17 @@ pub(crate) fn run(args: &InitArgs, io: &mut Io<'_>) -> Result<()> {
     }
     // All that can be refused is refused before the first write.
     let genesis = wiring::fresh_genesis(&args.chain_id, &args.bech32_prefix)?;
-    let key = if home.validator_key().exists() { None } else { Some(wiring::fresh_key()?.0) };
+    let key = if home.validator_key().exists() { None } else { Some(wiring::fresh_consensus_key()?) };
 
     files::create_dir(&home.config())?;
     files::create_dir(&home.data())?;
     if let Some(key) = key {
-        files::write_whole(&home.validator_key(), validator_key_json(&key)?.as_bytes(), true)?;
+        files::write_whole(&home.validator_key(), key.validator_json().as_bytes(), true)?;
     }
-    let validator = validator_key(&home)?.address();
+    if !home.validator_state().exists() {
+        files::write_whole(&home.validator_state(), fresh_validator_state().as_bytes(), true)?;
+    }
+    let validator = validator_address(&home)?;
     files::write_whole(
         &home.app_toml(),
         app_toml::fresh(&args.moniker, &genesis.fee_denom).as_bytes(),
@@ -75,45 +79,48 @@ pub(crate) fn run(args: &InitArgs, io: &mut Io<'_>) -> Result<()> {
     io.print(&report, args.output)
 }
 
-/// A secp256k1 validator key as CometBFT writes it.
-fn validator_key_json(key: &SecretKey) -> Result<String> {
-    let value = json!({
-        "address": hex::encode_upper(key.address().0),
-        "pub_key": {
-            "type": "tendermint/PubKeySecp256k1",
-            "value": STANDARD.encode(key.public_key().to_bytes()),
-        },
-        "priv_key": {
-            "type": "tendermint/PrivKeySecp256k1",
-            "value": STANDARD.encode(key.to_bytes()),
-        },
-    });
-    Ok(serde_json::to_string_pretty(&value)? + "\n")
+/// Whether the data folder has nothing but a validator's record of its votes.
+fn holds_no_chain(home: &Home) -> Result<bool> {
+    let data = home.data();
+    if files::is_vacant(&data)? {
+        return Ok(true);
+    }
+    let mut entries = std::fs::read_dir(&data).map_err(|e| io_failure(&data, &e))?;
+    let own = home.validator_state();
+    Ok(entries.all(|entry| entry.is_ok_and(|entry| entry.path() == own)))
 }
 
-/// Reads `priv_validator_key.json`.
-pub(crate) fn validator_key(home: &Home) -> Result<SecretKey> {
+/// Reads `priv_validator_key.json`; gives the validator's consensus address. Keys are ed25519; the secp256k1 ones that an
+/// earlier version wrote are taken too.
+pub(crate) fn validator_address(home: &Home) -> Result<Address> {
     let path = home.validator_key();
     parse_validator_key(&home.read(&path)?, &path)
 }
 
-fn parse_validator_key(text: &str, path: &Path) -> Result<SecretKey> {
+fn parse_validator_key(text: &str, path: &Path) -> Result<Address> {
     let bad = |field: &str, text: String| fail(28, format!("{}: {field}", path.display()), text);
     let value: Value = serde_json::from_str(text).map_err(|e| bad("JSON", e.to_string()))?;
     let kind = value["priv_key"]["type"].as_str().unwrap_or_default();
-    if kind != "tendermint/PrivKeySecp256k1" {
-        return Err(bad(
-            "priv_key.type",
-            format!("{kind:?}: only \"tendermint/PrivKeySecp256k1\" can be read"),
-        ));
-    }
-    let secret = STANDARD.decode(value["priv_key"]["value"].as_str().unwrap_or_default());
-    let secret = secret.map_err(|_| bad("priv_key.value", "give 32 bytes in base64".into()))?;
-    let key = SecretKey::from_bytes(&secret).map_err(|e| bad("priv_key.value", e.to_string()))?;
+    let secret = || {
+        let secret = STANDARD.decode(value["priv_key"]["value"].as_str().unwrap_or_default());
+        secret.map_err(|_| bad("priv_key.value", "give the key's bytes in base64".into()))
+    };
+    let own = match kind {
+        SECRET_TYPE => {
+            Ed25519Key::from_bytes(&secret()?).map_err(|rule| bad("priv_key.value", rule))?.address()
+        }
+        "tendermint/PrivKeySecp256k1" => {
+            SecretKey::from_bytes(&secret()?).map_err(|e| bad("priv_key.value", e.to_string()))?.address()
+        }
+        _ => {
+            let text =
+                format!("{kind:?}: only {SECRET_TYPE:?} and \"tendermint/PrivKeySecp256k1\" can be read");
+            return Err(bad("priv_key.type", text));
+        }
+    };
     let stated = hex::decode(value["address"].as_str().unwrap_or_default()).unwrap_or_default();
-    if Address::from_slice(&stated) != Ok(key.address()) {
-        let own = hex::encode_upper(key.address().0);
-        return Err(bad("address", format!("must be {own}, the address of priv_key")));
+    if Address::from_slice(&stated) != Ok(own) {
+        return Err(bad("address", format!("must be {}, the address of priv_key", hex::encode_upper(own.0))));
     }
-    Ok(key)
+    Ok(own)
 }

@@ -1,7 +1,8 @@
 //! The command line of `holdfastd`.
 //!
 //! ```text
-//! holdfastd init | start | devnet | keys | genesis | tx | query | version | completion
+//! holdfastd init | start | devnet | testnet | localnet | keys | genesis | rollback | snapshot | export | status
+//!           tx | query | version | completion
 //! ```
 //!
 //! `tx` and `query` have one command for each rpc of the descriptor set (`catalog`), with one flag for each field
@@ -21,20 +22,27 @@ mod app_toml;
 mod catalog;
 mod devnet;
 mod error;
+mod export;
 mod fields;
 mod files;
 mod genesis;
 mod init;
 mod keys;
+mod localnet;
 mod node;
 mod output;
 mod query;
+mod rollback;
+mod snapshot;
 mod start;
+mod status;
+mod testnet;
 #[cfg(test)]
 mod tests;
 mod tx;
 mod values;
 mod version;
+mod what_if;
 mod wiring;
 
 pub use error::{CLI_ERROR_CODES, CliError};
@@ -58,8 +66,15 @@ enum Verb {
     Init(init::InitArgs),
     Start(start::StartArgs),
     Devnet(Box<devnet::DevnetArgs>),
+    Testnet(testnet::TestnetArgs),
+    Localnet(Box<localnet::LocalnetArgs>),
+    BecomeChild(localnet::BecomeChildArgs),
     Keys(keys::KeysArgs),
     Genesis(genesis::GenesisArgs),
+    Rollback(rollback::RollbackArgs),
+    Snapshot(snapshot::SnapshotArgs),
+    Export(export::ExportArgs),
+    Status(status::StatusArgs),
     Version(version::VersionArgs),
     Completion(CompletionArgs),
 }
@@ -149,8 +164,15 @@ fn execute(words: &[OsString], io: &mut Io<'_>, connect: node::Connect<'_>) -> R
         Verb::Init(args) => init::run(&args, io)?,
         Verb::Start(args) => start::run(&args)?,
         Verb::Devnet(args) => devnet::run(&args, &shown)?,
+        Verb::Testnet(args) => testnet::run(&args, io)?,
+        Verb::Localnet(args) => localnet::run(&args)?,
+        Verb::BecomeChild(args) => localnet::become_child(&args)?,
         Verb::Keys(args) => keys::run(&args, io)?,
         Verb::Genesis(args) => genesis::run(&args, io)?,
+        Verb::Rollback(args) => rollback::run(&args, io)?,
+        Verb::Snapshot(args) => snapshot::run(&args, io)?,
+        Verb::Export(args) => export::run(&args, io)?,
+        Verb::Status(args) => status::run(&args, io, connect)?,
         Verb::Version(args) => version::run(&args, io)?,
         Verb::Completion(args) => {
             let shell = match args.shell {

@@ -9,7 +9,7 @@ use super::catalog::{self, Method};
 use super::error::fail;
 use super::node::{Connect, Node};
 use super::output::{Format, Io};
-use super::{fields, values};
+use super::{fields, values, what_if};
 
 const HEIGHT: &str = "height";
 /// `query tx HASH`.
@@ -63,14 +63,20 @@ pub(crate) fn command() -> Result<Command> {
 }
 
 fn leaf(method: &Method) -> Command {
-    let mut leaf = Command::new(method.name.clone()).args(fields::args(&method.input, None));
+    let mut leaf = Command::new(method.name.clone());
+    leaf = if what_if::is(method) {
+        leaf.args(fields::args(&method.input, Some(what_if::PARAMS))).arg(what_if::params_arg())
+    } else {
+        leaf.args(fields::args(&method.input, None))
+    };
     if !shadows_height(method) {
         let help = "Height of the state to ask [default: the last]";
         let arg = Arg::new(HEIGHT).long(HEIGHT).value_name("H").help(help).allow_negative_numbers(true);
         leaf = leaf.arg(arg.value_parser(height));
     }
     // Last, because the group of flags brings a text of its own.
-    QueryArgs::augment_args(leaf).about(method.about.clone())
+    let leaf = QueryArgs::augment_args(leaf).about(method.about.clone());
+    if what_if::is(method) { what_if::finish(leaf) } else { leaf }
 }
 
 /// Whether `--height` is a field of the request itself, which then needs no other.
@@ -98,6 +104,10 @@ pub(crate) fn run(matches: &ArgMatches, io: &mut Io<'_>, connect: Connect<'_>) -
     let method = super::find(&methods, module, name)?;
     let args = QueryArgs::from_arg_matches(matches)?;
     let height = if shadows_height(method) { None } else { matches.get_one::<i64>(HEIGHT).copied() };
+    if what_if::is(method) {
+        let connect = || connect(&args.node.grpc_addr);
+        return what_if::run(method, matches, &connect, height, args.output, io);
+    }
     let request = fields::message(&method.input, matches)?.encode_to_vec();
     let mut node = connect(&args.node.grpc_addr)?;
     let answer = method.output.full_name();

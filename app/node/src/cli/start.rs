@@ -1,23 +1,41 @@
-//! `holdfastd start`: one validator in this process.
+//! `holdfastd start`: one validator in this process, or the application behind a CometBFT node.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Result;
 use holdfast_app::mempool::MempoolConfig;
+use holdfast_app::state::Pruning;
 use holdfast_types::Address;
 use tracing_subscriber::EnvFilter;
 
-use super::error::fail;
+use super::error::{fail, io_failure};
 use super::files::{self, HomeArgs};
 use super::{app_toml, init, values, wiring};
+use crate::comet::{CometConfig, ProxyAddr, Rpc};
 
-/// Runs a node: one validator in this process, until SIGINT or SIGTERM
+/// Runs a node until SIGINT or SIGTERM: one validator in this process, or the application behind CometBFT
 #[derive(Debug, clap::Args)]
 pub(crate) struct StartArgs {
     #[command(flatten)]
     home: HomeArgs,
+    /// Who makes blocks
+    #[arg(long, env = "HOLDFASTD_ENGINE", value_name = "ENGINE", default_value = "solo")]
+    engine: Engine,
+    /// With --engine comet: where CometBFT finds this program, tcp://HOST:PORT or unix:///PATH, before `proxy_app` of
+    /// config.toml [default: tcp://127.0.0.1:26658]
+    #[arg(long, env = "HOLDFASTD_PROXY_APP", value_name = "ADDR", value_parser = ProxyAddr::parse)]
+    proxy_app: Option<ProxyAddr>,
+    /// With --engine comet: HOST:PORT of CometBFT's RPC, before `rpc.laddr` of config.toml [default: 127.0.0.1:26657]
+    #[arg(long, env = "HOLDFASTD_RPC_LADDR", value_name = "ADDR", value_parser = values::grpc_addr)]
+    rpc_laddr: Option<String>,
+    /// With --engine comet: blocks CometBFT keeps at least, before `min-retain-blocks` of app.toml
+    #[arg(long, env = "HOLDFASTD_MIN_RETAIN_BLOCKS", value_name = "N")]
+    min_retain_blocks: Option<u64>,
+    /// Heights of upgrade plans to pass over, with commas; all validators must do the same
+    #[arg(long, value_name = "HEIGHTS", value_delimiter = ',')]
+    unsafe_skip_upgrades: Vec<i64>,
     /// IP and port of the gRPC server, before `grpc.address` of app.toml; port 0 takes a free one
     #[arg(long, env = "HOLDFASTD_GRPC_LISTEN", value_name = "ADDR", value_parser = values::listen)]
     grpc_listen: Option<SocketAddr>,
@@ -33,6 +51,15 @@ pub(crate) struct StartArgs {
     /// What to log on standard error: error, warn, info, debug, trace, or pairs such as holdfast_node=debug with commas
     #[arg(long, env = "HOLDFASTD_LOG_LEVEL", value_name = "LEVEL", default_value = "info,fjall=warn,lsm_tree=warn", value_parser = log_level)]
     log_level: String,
+}
+
+/// Who makes blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Engine {
+    /// This process alone
+    Solo,
+    /// CometBFT, with this process as its application
+    Comet,
 }
 
 fn log_level(text: &str) -> Result<String, String> {
@@ -63,6 +90,16 @@ pub struct StartConfig {
     pub min_gas_price: u128,
     /// Limits of the pool.
     pub mempool: MempoolConfig,
+    /// Heights that stay readable.
+    pub pruning: Pruning,
+    /// Heights between two snapshots; 0 makes none.
+    pub snapshot_interval: u64,
+    /// Snapshots that are kept; 0 keeps all.
+    pub snapshot_keep_recent: u32,
+    /// Blocks that CometBFT keeps at least; 0 keeps all.
+    pub min_retain_blocks: u64,
+    /// Heights of upgrade plans to pass over.
+    pub skip_upgrades: Vec<i64>,
 }
 
 /// The configuration from file, environment and flags.
@@ -83,17 +120,60 @@ pub(crate) fn config(args: &StartArgs) -> Result<StartConfig> {
     files::create_dir(&home.data())?;
     Ok(StartConfig {
         moniker: file.moniker,
-        validator: init::validator_key(&home)?.address(),
+        validator: init::validator_address(&home)?,
         grpc_listen: args.grpc_listen.unwrap_or(file.grpc_listen),
         metrics_listen: args.metrics_listen,
         block_time: args.block_seconds.unwrap_or(file.block_time),
         min_gas_price,
         mempool: file.mempool,
+        pruning: file.pruning,
+        snapshot_interval: file.snapshot_interval,
+        snapshot_keep_recent: file.snapshot_keep_recent,
+        skip_upgrades: args.unsafe_skip_upgrades.clone(),
+        min_retain_blocks: args.min_retain_blocks.unwrap_or(file.min_retain_blocks),
         genesis: home.genesis(),
         home: home.0,
     })
 }
 
+/// What CometBFT's config.toml beside app.toml says that both programs have to agree on; its defaults where it is silent.
+fn comet_toml(home: &Path) -> Result<(ProxyAddr, String)> {
+    let path = home.join("config/config.toml");
+    let text = match std::fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
+        Err(e) => return Err(io_failure(&path, &e)),
+    };
+    let table: toml::Table = text.parse().map_err(|e: toml::de::Error| {
+        fail(24, path.display().to_string(), format!("{}; correct the line", e.message()))
+    })?;
+    let bad = |key: &str, given: &str, rule: String| {
+        fail(26, format!("{}: {key}", path.display()), format!("{given:?}: {rule}"))
+    };
+    let app = table.get("proxy_app").and_then(toml::Value::as_str).unwrap_or("tcp://127.0.0.1:26658");
+    let laddr = table.get("rpc").and_then(|rpc| rpc.get("laddr")).and_then(toml::Value::as_str);
+    // A wildcard is where it listens, not where it is reached.
+    let laddr = laddr.unwrap_or("tcp://127.0.0.1:26657").replacen("//0.0.0.0:", "//127.0.0.1:", 1);
+    Ok((
+        ProxyAddr::parse(app).map_err(|rule| bad("proxy_app", app, rule))?,
+        values::grpc_addr(&laddr).map_err(|rule| bad("rpc.laddr", &laddr, rule))?,
+    ))
+}
+
 pub(crate) fn run(args: &StartArgs) -> Result<()> {
-    wiring::start(config(args)?, EnvFilter::builder().parse(&args.log_level)?)
+    let node = config(args)?;
+    let log = EnvFilter::builder().parse(&args.log_level)?;
+    match args.engine {
+        Engine::Solo => wiring::start(node, log),
+        Engine::Comet => {
+            let (proxy_app, rpc) = match (&args.proxy_app, &args.rpc_laddr) {
+                (Some(app), Some(rpc)) => (app.clone(), rpc.clone()),
+                (app, rpc) => {
+                    let file = comet_toml(&node.home)?;
+                    (app.clone().unwrap_or(file.0), rpc.clone().unwrap_or(file.1))
+                }
+            };
+            wiring::start_comet(CometConfig { node, proxy_app, rpc: Rpc::new(rpc) }, log)
+        }
+    }
 }

@@ -175,11 +175,12 @@ fn every_message_of_the_descriptor_set_has_a_command_with_a_flag_for_every_field
         for method in service.methods() {
             let leaf = at(&tree, &["tx", &module_of(service.package_name()), &kebab(method.name())]);
             let flags: BTreeSet<&str> = leaf.get_arguments().filter_map(clap::Arg::get_long).collect();
+            let signer = holdfast_app::tx::signer_field(&format!("/{}", method.input().full_name()));
             for field in method.input().fields() {
                 let flag = kebab(field.name());
                 assert_eq!(
                     flags.contains(flag.as_str()),
-                    field.number() != 1,
+                    u64::from(field.number()) != signer,
                     "{} {flag}",
                     method.full_name()
                 );
@@ -313,6 +314,23 @@ const BAD_VALUES: &[(&str, &str, &str)] = &[
     ("--minimum-gas-prices", "cheap", "start"),
     ("--metrics-listen", "26660", "start"),
     ("--log-level", "a=loud", "start"),
+    ("--engine", "paxos", "start"),
+    ("--proxy-app", "unix://app.sock", "start --engine comet"),
+    ("--proxy-app", "tcp://127.0.0.1", "start --engine comet"),
+    ("--rpc-laddr", "nowhere", "start --engine comet"),
+    ("--min-retain-blocks", "-1", "start --engine comet"),
+    ("--unsafe-skip-upgrades", "ten", "start"),
+    ("--validators", "0", "testnet --output x"),
+    ("--validators", "33", "localnet x"),
+    ("--base-port", "65536", "testnet --output x"),
+    ("--epoch-length", "0", "testnet --output x"),
+    ("--timeout-commit", "0", "testnet --output x"),
+    ("--voting-period", "1", "testnet --output x"),
+    ("--snapshot-interval", "-1", "testnet --output x"),
+    ("--key-seed", "one", "testnet --output x"),
+    ("--format", "xml", "testnet --output x"),
+    ("--blocks", "0", "localnet x"),
+    ("--seed", "x", "localnet x"),
     ("--workload", "-1", "devnet"),
     ("--blocks", "0", "devnet"),
     ("--block-seconds", "3601", "devnet"),
@@ -387,6 +405,8 @@ fn every_flag_that_takes_a_value_has_a_bad_one_in_these_tests() {
         "--json-file",
         "--models",
         "--host-url",
+        "--cometbft",
+        "--output-document",
     ];
     let known: BTreeSet<String> = tested.into_iter().chain(own.map(str::to_owned)).collect();
     assert_eq!(flags, known);
@@ -482,6 +502,10 @@ fn init_makes_a_home_and_refuses_a_second_run() {
     assert_eq!(key_json["address"], made["validator_address"]);
     assert_eq!(run(&["genesis", "validate", "--home", &home]).json()["valid"], json!(true));
     assert_mode(&Path::new(&home).join("config/priv_validator_key.json"));
+    // The same home serves CometBFT, which wants the record of votes to be there.
+    assert_eq!(key_json["pub_key"]["type"], json!("tendermint/PubKeyEd25519"));
+    let votes: Value = serde_json::from_str(&read("data/priv_validator_state.json")).unwrap();
+    assert_eq!(votes, json!({ "height": "0", "round": 0, "step": 0 }));
 
     run(&words).refused(22, &["genesis.json", "--force"]);
     assert_eq!(read("config/priv_validator_key.json"), key);
@@ -584,7 +608,8 @@ fn start_without_a_home_says_how_to_make_one_and_a_damaged_one_is_refused() {
     let key = Path::new(&home).join("config/priv_validator_key.json");
     let text = fs::read_to_string(&key).unwrap();
     for (from, to, field) in [
-        ("PrivKeySecp256k1", "PrivKeyEd25519", "priv_key.type"),
+        ("PrivKeyEd25519", "PrivKeySr25519", "priv_key.type"),
+        ("PrivKeyEd25519", "PrivKeySecp256k1", "priv_key.value"),
         ("\"address\": \"", "\"address\": \"00", "address"),
         ("{", "", "JSON"),
     ] {
@@ -1165,9 +1190,10 @@ fn version_is_one_line_and_long_says_more() {
 
 #[test]
 fn unknown_commands_list_those_that_exist() {
-    run(&["tx", "bankk"]).refused(11, &["bankk", "bank, breaker, epochs, inference, participants"]);
+    run(&["tx", "bankk"])
+        .refused(11, &["bankk", "auth, bank, breaker, epochs, gov, inference, participants"]);
     run(&["query", "inference", "get-random"]).refused(11, &["get-random-executor", "sprt"]);
-    run(&["frobnicate"]).refused(11, &["init, start, devnet, keys"]);
+    run(&["frobnicate"]).refused(11, &["init, start, devnet, testnet, localnet, keys"]);
     let (help, exit) = run(&["tx"]).failure.unwrap();
     assert!(help.contains("inference") && exit == 2);
 }
@@ -1189,4 +1215,61 @@ fn text_is_indented_and_quotes_what_would_read_as_something_else() {
 fn error_codes_are_ascending_and_none_is_used_twice() {
     let codes: Vec<u32> = CLI_ERROR_CODES.iter().map(|(code, _)| *code).collect();
     assert!(codes.windows(2).all(|pair| pair[0] < pair[1]), "{codes:?}");
+}
+
+#[test]
+fn a_test_network_is_whole_reproducible_by_its_seed_and_not_made_twice() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let make = |name: &str, more: &[&str]| {
+        let output = place(name);
+        let words = ["testnet", "--output", &output, "--validators", "3", "--base-port", "23000"];
+        run(&[&words[..], more].concat())
+    };
+    let made = make("one", &["--key-seed", "7", "--voting-period", "20", "--snapshot-interval", "9"]).json();
+    assert_eq!(
+        (made["nodes"].as_array().unwrap().len(), &made["nodes"][2]["rpc"]),
+        (3, &json!("127.0.0.1:23021"))
+    );
+    let read = |name: &str| fs::read_to_string(place(name)).unwrap();
+    let toml: toml::Table = read("one/node1/config/config.toml").parse().unwrap();
+    assert_eq!(toml["proxy_app"].as_str(), Some("tcp://127.0.0.1:23012"));
+    let peers = toml["p2p"]["persistent_peers"].as_str().unwrap();
+    assert!(peers.contains("@127.0.0.1:23000,") && peers.ends_with("@127.0.0.1:23020"), "{peers}");
+    let app = read("one/node1/config/app.toml");
+    assert!(app.contains("\"127.0.0.1:23013\"") && app.contains("snapshot-interval = 9"), "{app}");
+    let genesis: Value = serde_json::from_str(&read("one/node0/config/genesis.json")).unwrap();
+    assert_eq!(genesis["app_state"]["participants"]["participants"].as_array().unwrap().len(), 3);
+    assert_eq!(genesis["app_state"]["gov"]["params"]["voting_period"], json!("20s"));
+    assert_eq!(read("one/node0/config/genesis.json"), read("one/node2/config/genesis.json"));
+    let home = place("one/node2");
+    assert_eq!(run(&["genesis", "validate", "--home", &home]).json()["valid"], json!(true));
+    let shown = run(&["keys", "show", "validator2", "--address", "--home", &home]).out;
+    assert_eq!(json!(shown.trim()), made["accounts"][2]["address"]);
+    assert_mode(&Path::new(&home).join("config/node_key.json"));
+    assert_mode(Path::new(&place("one/testnet.json")));
+
+    make("one", &[]).refused(22, &["is not empty"]);
+    assert_eq!(make("two", &["--key-seed", "7"]).json()["accounts"], made["accounts"]);
+    assert_ne!(make("three", &[]).json()["accounts"], made["accounts"]);
+    let taken = std::net::TcpListener::bind("127.0.0.1:23012").unwrap();
+    make("four", &[]).refused(81, &["127.0.0.1:23012", "node1", "abci", "--base-port"]);
+    drop(taken);
+    assert!(!Path::new(&place("four")).exists());
+    let output = place("five");
+    let high = ["testnet", "--output", &output, "--base-port", "65530"];
+    run(&high).refused(12, &["--base-port", "65535"]);
+}
+
+#[test]
+fn a_local_network_needs_cometbft_and_a_folder_of_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    run(&["localnet", &at("net"), "--cometbft", &at("none")]).refused(82, &["--cometbft", "go install"]);
+    fs::create_dir(dir.path().join("other")).unwrap();
+    fs::write(dir.path().join("other/file"), "x").unwrap();
+    fs::write(dir.path().join("cometbft"), "").unwrap();
+    let (comet, other) = (at("cometbft"), at("other"));
+    run(&["localnet", &other, "--cometbft", &comet]).refused(23, &["testnet.json", "no test network"]);
+    run(&["localnet", &at("net"), "--cometbft", &comet, "--json", &other]).refused(12, &["--json", "folder"]);
 }

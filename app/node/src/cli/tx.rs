@@ -196,10 +196,11 @@ pub(crate) fn command() -> Result<Command> {
     Ok(root.subcommand(sign).subcommand(broadcast))
 }
 
-/// Field 1 names the signer in every message of this chain.
+/// Name of the field that holds the signer.
 fn signer_field(method: &Method) -> Result<String> {
-    let field =
-        method.input.get_field(1).with_context(|| format!("{} has no signer", method.input.full_name()))?;
+    let name = method.input.full_name();
+    let number = u32::try_from(holdfast_app::tx::signer_field(&format!("/{name}"))).unwrap_or(u32::MAX);
+    let field = method.input.get_field(number).with_context(|| format!("{name} has no signer"))?;
     Ok(field.name().to_owned())
 }
 

@@ -2,7 +2,7 @@
 //! system's randomness and clock.
 
 use std::io::IsTerminal;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use holdfast_app::composition::Composition;
@@ -19,15 +19,32 @@ use super::error::{fail, io_failure};
 use super::files::{self, Home};
 use super::node::{CallFailure, Node};
 use super::start::StartConfig;
+use crate::comet::CometConfig;
+use crate::comet::keys::Ed25519Key;
 use crate::devnet::config::DevnetConfig;
+use crate::localnet::{LocalnetConfig, NodeReport};
 
 /// Runs the solo engine until it is told to stop. `log` has the form of `RUST_LOG`.
 pub(crate) fn start(config: StartConfig, log: EnvFilter) -> Result<()> {
+    log_to_stderr(log);
+    runtime()?.block_on(crate::solo::start(config))
+}
+
+/// Runs the application behind CometBFT until it is told to stop. `log` has the form of `RUST_LOG`.
+pub(crate) fn start_comet(config: CometConfig, log: EnvFilter) -> Result<()> {
+    log_to_stderr(log);
+    let runtime = runtime()?;
+    let ended = runtime.block_on(crate::comet::start(config));
+    // A query that is still running reads a view; nothing waits for it.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    ended
+}
+
+fn log_to_stderr(log: EnvFilter) {
     // A second subscriber in one process is refused; the first one then serves.
     let colours = std::io::stderr().is_terminal();
     let log = tracing_subscriber::fmt().with_env_filter(log).with_writer(std::io::stderr).with_ansi(colours);
     let _ = log.try_init();
-    runtime()?.block_on(crate::solo::start(config))
 }
 
 /// Runs the devnet to its end; SIGINT ends it early, and what it keeps in temporary folders goes.
@@ -41,6 +58,13 @@ pub(crate) fn devnet(config: DevnetConfig) -> Result<()> {
             }
         }
     })
+}
+
+/// Runs a network of nodes to its end.
+pub(crate) fn localnet(config: &LocalnetConfig) -> Result<Vec<NodeReport>> {
+    // On this thread alone: the children end when the thread that started them does.
+    let runtime = Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|e| io_failure("runtime".as_ref(), &e))?.block_on(crate::localnet::run(config))
 }
 
 fn runtime() -> Result<Runtime> {
@@ -88,6 +112,18 @@ pub(crate) fn fresh_key() -> Result<(SecretKey, String)> {
         .map_err(|e| fail(36, "randomness", format!("{e}; the system gives none")))?;
     let mnemonic = mnemonic_from_entropy(&entropy)?;
     Ok((SecretKey::from_mnemonic(&mnemonic, 0)?, mnemonic))
+}
+
+/// 32 bytes nobody knows.
+pub(crate) fn randomness() -> Result<[u8; 32]> {
+    let mut bytes = [0; 32];
+    getrandom::fill(&mut bytes).map_err(|e| fail(36, "randomness", format!("{e}; the system gives none")))?;
+    Ok(bytes)
+}
+
+/// A new key of a validator or a node.
+pub(crate) fn fresh_consensus_key() -> Result<Ed25519Key> {
+    randomness().map(Ed25519Key::from_seed)
 }
 
 /// A node over gRPC.

@@ -68,9 +68,8 @@ impl Signer {
         self.account.address.to_bech32(&Hrp::default())
     }
 
-    /// Signs and broadcasts one message; returns the transaction's hash. A refusal by the node's check is an error:
-    /// these clients send nothing that could fail there.
-    pub(crate) async fn send(&mut self, channel: &GrpcChannel, message: Any) -> Result<TxHash> {
+    /// Signs a transaction with one message, the account's next one.
+    pub(crate) fn sign(&mut self, message: Any) -> (TxHash, Vec<u8>) {
         let builder = TxBuilder {
             chain_id: CHAIN_ID.into(),
             account_number: self.account.number,
@@ -82,16 +81,21 @@ impl Signer {
             msgs: vec![message],
         };
         let raw = builder.sign(&self.account.key);
-        let hash = tx_hash(&raw);
-        let request = BroadcastTxRequest { tx_bytes: raw, mode: BroadcastMode::Sync.into() };
-        let (reply, _) = channel.unary::<_, BroadcastTxResponse>(BROADCAST, &request, None).await?;
-        let response = reply.tx_response.context("BroadcastTx: empty reply")?;
-        if response.code != 0 {
-            bail!("BroadcastTx: {} ({} {})", response.raw_log, response.codespace, response.code);
-        }
         self.sequence += 1;
-        Ok(hash)
+        (tx_hash(&raw), raw)
     }
+}
+
+/// Gives a transaction to the node. A refusal by the node's check is an error: these clients send nothing that could fail
+/// there.
+pub(crate) async fn broadcast(channel: &GrpcChannel, raw: Vec<u8>) -> Result<()> {
+    let request = BroadcastTxRequest { tx_bytes: raw, mode: BroadcastMode::Sync.into() };
+    let (reply, _) = channel.unary::<_, BroadcastTxResponse>(BROADCAST, &request, None).await?;
+    let response = reply.tx_response.context("BroadcastTx: empty reply")?;
+    if response.code != 0 {
+        bail!("BroadcastTx: {} ({} {})", response.raw_log, response.codespace, response.code);
+    }
+    Ok(())
 }
 
 /// A message ready to sign.

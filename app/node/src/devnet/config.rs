@@ -64,7 +64,8 @@ pub struct DevnetConfig {
     pub compare: bool,
     /// Seed of draws and misses.
     pub seed: u64,
-    /// Folder for the state, new or empty; `None`: a temporary one that goes when the run ends.
+    /// Folder for the state: new, empty, or with a run of the same settings, which then goes on; `None`: a temporary one
+    /// that goes when the run ends.
     pub home: Option<PathBuf>,
     /// Where the gRPC server listens; port 0 takes a free one.
     pub listen: SocketAddr,

@@ -4,6 +4,9 @@
 //! committed height `h - 1` and started; executors send what is due; then the node makes the block. Nothing here
 //! depends on who is faster: draws are pinned and seeded, each account sends in order, and the mempool orders
 //! by fee, sender and sequence.
+//!
+//! A run that was killed goes on: the blocks it has are gone through again with what was stored of them
+//! ([`super::resume`]), by the same code, so that draws, retries, sequences and the report's counts stand as they stood.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -11,25 +14,26 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use holdfast_app::app::{App, AppOptions, TxResult};
+use holdfast_app::app::{App, AppOptions, FinalizedBlock, TxResult, state_spaces};
 use holdfast_app::grpc::client::GrpcChannel;
 use holdfast_app::mempool::MempoolConfig;
-use holdfast_app::state::{DiskStore, StateOptions};
-use holdfast_app::tx::TxHash;
+use holdfast_app::state::{CommitStore, DiskStore, StateError, StateOptions};
+use holdfast_app::tx::{TxHash, tx_hash};
 use holdfast_proto::Any;
 use holdfast_proto::holdfast::inference::v1 as pb;
 use holdfast_types::{Event, Hrp};
 use tokio::task::JoinSet;
 
-use super::clients::{Drawn, Signer, draw, message};
+use super::clients::{Signer, broadcast, draw, message};
 use super::config::{DevnetConfig, Preset};
 use super::executors::{Action, ResolvedProfile, behaviour, models_served};
 use super::genesis::{Accounts, document};
-use super::report::{Outcome, Recorder, Report, RunInfo, State, TraceInfo};
-use super::trace::Request;
+use super::report::{Lane, Outcome, Recorder, Report, RunInfo, State};
+use super::resume::{Ended, Note, RunError, Stored, lane_number, numbered_lane};
+use super::trace::{Request, TraceError};
 use super::view::{ExecutorView, ViewState};
-use super::workload::{Input, SplitMix64, model_of_request};
-use crate::solo::{BlockStore, Engine, NodeBackend, ProducedBlock};
+use super::workload::{Input, Requests, SplitMix64, model_of_request};
+use crate::solo::{BlockStore, Engine, NodeBackend, create_whole};
 
 /// Streams of the run's seed; 1 to 3 belong to the workload.
 const DRAW_STREAM: u64 = 11;
@@ -79,6 +83,15 @@ enum Due {
     FinishOthers,
 }
 
+/// Messages to sign, by position of the account, each with what its result is awaited for.
+type Batches = BTreeMap<usize, Vec<(Any, Awaited)>>;
+
+/// Executor (position) and lane of each draw; `None`: nobody was eligible.
+type Draws = Vec<Option<(usize, Lane)>>;
+
+/// The requests not yet offered.
+type Coming<'a> = std::iter::Peekable<Requests<'a>>;
+
 /// One run.
 pub struct Arm<'a> {
     config: &'a DevnetConfig,
@@ -98,6 +111,12 @@ pub struct Arm<'a> {
     due: BTreeMap<u64, Vec<(usize, Due)>>,
     open: BTreeMap<String, Open>,
     epoch: u64,
+    /// Blocks that were there when this process began.
+    stored: u64,
+    /// How the block before ended.
+    before: Option<Ended>,
+    /// The time earlier processes were at work.
+    worked: Duration,
     started: Instant,
 }
 
@@ -107,9 +126,20 @@ pub fn default_blocks(input: &Input, config: &DevnetConfig) -> u64 {
     input.last_block(config.block_seconds * 1_000_000) + u64::try_from(expiration).unwrap_or(0) + 1
 }
 
-/// Runs one preset from genesis to report. `progress` is called after every block.
+/// Opens the state, made whole in its folder if it is new.
+fn open_state(path: &Path) -> Result<DiskStore, StateError> {
+    let options = || StateOptions { block_cache_bytes: 32 << 20, ..StateOptions::default() };
+    let open = |path: &Path| DiskStore::open(path, &state_spaces(), options());
+    let failed = |e: std::io::Error| StateError::Engine(format!("cannot create {}: {e}", path.display()));
+    create_whole(path, |unfinished| open(unfinished).map(drop), failed)?;
+    open(path)
+}
+
+/// Runs one preset from genesis, or from where the run in `home` stopped, to its report. `progress` is called after every
+/// block that is made, and once where the run goes on.
 pub async fn run_arm(
     config: &DevnetConfig,
+    stored: &Stored,
     preset: Preset,
     input: &Input,
     home: &Path,
@@ -119,15 +149,15 @@ pub async fn run_arm(
     let accounts = Accounts::derive(config.seed, config.executors.len());
     let doc = document(&accounts, &config.executors, preset)?;
     let options = AppOptions::default();
-    let state = DiskStore::open(
-        home.join("state"),
-        &holdfast_app::app::state_spaces(),
-        StateOptions { block_cache_bytes: 32 << 20, ..StateOptions::default() },
-    )?;
-    let app = App::from_genesis(state, options, &doc)?;
+    let state = open_state(&home.join("state"))?;
+    let app = match state.latest_height() {
+        0 => App::from_genesis(state, options, &doc)?,
+        _ => App::open(state, options)?,
+    };
     let blocks = BlockStore::open(&home.join("blocks"))?;
     let mempool = MempoolConfig { max_txs: 200_000, max_per_signer: 100_000, ..MempoolConfig::default() };
     let engine = Arc::new(Engine::new(app, blocks, mempool)?);
+    let made = u64::try_from(*engine.heights().borrow())?;
 
     let listener = tokio::net::TcpListener::bind(config.listen)
         .await
@@ -143,19 +173,12 @@ pub async fn run_arm(
 
     let hrp = Hrp::default();
     let names: Vec<String> = accounts.executors.iter().map(|a| a.address.to_bech32(&hrp)).collect();
-    let (bad_rows, samples) = input.bad_rows();
     let info = RunInfo {
         version: env!("CARGO_PKG_VERSION").into(),
-        command: config.command.clone(),
+        command: stored.command.clone(),
         seed: config.seed,
         preset: preset.name().into(),
-        trace: TraceInfo {
-            source: input.source(),
-            rows: input.rows(),
-            sha256: input.sha256().to_owned(),
-            bad_rows,
-            bad_row_samples: samples.to_vec(),
-        },
+        trace: stored.trace(input),
         block_seconds: config.block_seconds,
         run_blocks,
     };
@@ -180,11 +203,14 @@ pub async fn run_arm(
         due: BTreeMap::new(),
         open: BTreeMap::new(),
         epoch: 0,
+        stored: made,
+        before: None,
+        worked: Duration::ZERO,
         started: Instant::now(),
     };
     arm.run(&mut progress).await?;
     let app_hash = hex::encode(arm.engine.app_hash());
-    let elapsed_ms = u64::try_from(arm.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let elapsed_ms = u64::try_from(arm.elapsed().as_millis()).unwrap_or(u64::MAX);
     let report = arm.recorder.finish(app_hash, arm.open.len() as u64, elapsed_ms);
     let _ = stop.send(());
     server.await??;
@@ -192,40 +218,64 @@ pub async fn run_arm(
     Ok(report)
 }
 
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Signs and sends, all accounts at once and each one's messages in order; returns what is awaited.
+async fn send_all(
+    channel: &GrpcChannel,
+    signers: &mut [Signer],
+    batches: Batches,
+) -> Result<Vec<(TxHash, Awaited)>> {
+    let mut senders = JoinSet::new();
+    for (index, batch) in batches {
+        let (channel, mut signer) = (channel.clone(), signers[index].clone());
+        senders.spawn(async move {
+            let mut sent = Vec::with_capacity(batch.len());
+            for (message, awaited) in batch {
+                let (hash, raw) = signer.sign(message);
+                broadcast(&channel, raw).await?;
+                sent.push((hash, awaited));
+            }
+            Ok::<_, anyhow::Error>((index, signer, sent))
+        });
+    }
+    let mut all = Vec::new();
+    while let Some(joined) = senders.join_next().await {
+        let (index, signer, sent) = joined??;
+        signers[index] = signer;
+        all.extend(sent);
+    }
+    Ok(all)
+}
+
+/// Signs what an earlier process signed and sent.
+fn sign_all(signers: &mut [Signer], batches: Batches) -> impl Iterator<Item = (TxHash, Vec<u8>, Awaited)> {
+    batches.into_iter().flat_map(move |(index, batch)| {
+        let signed = batch.into_iter().map(|(message, awaited)| {
+            let (hash, raw) = signers[index].sign(message);
+            (hash, raw, awaited)
+        });
+        signed.collect::<Vec<_>>()
+    })
+}
+
 impl Arm<'_> {
+    /// The machine's time at work on this run.
+    fn elapsed(&self) -> Duration {
+        self.worked.saturating_add(self.started.elapsed())
+    }
+
     async fn run(&mut self, progress: &mut impl FnMut(&ViewState, &Recorder)) -> Result<()> {
-        let block_us = self.config.block_seconds * 1_000_000;
-        let mut requests = self.input.requests()?.peekable();
-        for height in 1..=self.run_blocks {
-            let mut attempts = std::mem::take(&mut self.retries);
-            while let Some(next) = requests.peek() {
-                // An error surfaces by being taken.
-                if matches!(next, Ok(request) if request.arrival_us / block_us + 1 > height) {
-                    break;
-                }
-                let Some(request) = requests.next().transpose()? else { break };
-                self.recorder.offered();
-                let model = model_of_request(self.config.seed, request.index, self.models.len());
-                attempts.push(Attempt { request, model, number: 0 });
-            }
-            self.start_all(height, attempts).await?;
-            self.send_due(height).await?;
-            if self.config.realtime {
-                let due = self.started + Duration::from_secs(self.config.block_seconds * height);
-                tokio::time::sleep_until(due.into()).await;
-            }
-            let time_ns = (GENESIS_SECONDS + height * self.config.block_seconds) * 1_000_000_000;
-            let engine = self.engine.clone();
-            let produced = tokio::task::spawn_blocking(move || engine.produce(time_ns)).await??;
-            self.absorb(height, &produced)?;
-            if height.is_multiple_of(INVARIANT_BLOCKS) || height == self.run_blocks {
-                let checks = self.engine.shared().check_invariants();
-                let checks =
-                    checks.map_err(|e| anyhow::anyhow!("invariant broken at block {height}: {e}"))?;
-                self.recorder.invariants_held(checks);
-            }
-            let micros = |d: Duration| u64::try_from(d.as_micros()).unwrap_or(u64::MAX);
-            self.recorder.end_block(micros(produced.times.finalize), micros(produced.times.commit));
+        let input = self.input;
+        let mut requests = input.requests()?.peekable();
+        if self.stored > 0 {
+            self.go_through_stored(&mut requests).await?;
+            progress(&ViewState { resumed: true, ..self.view(self.stored) }, &self.recorder);
+        }
+        for height in self.stored + 1..=self.run_blocks {
+            self.make(height, &mut requests).await?;
             progress(&self.view(height), &self.recorder);
         }
         // What was to be asked again in a block after the last has no more tries.
@@ -235,11 +285,181 @@ impl Arm<'_> {
         Ok(())
     }
 
-    /// Draws at the last committed height, all at once; then each gateway starts its requests in order.
-    async fn start_all(&mut self, height: u64, attempts: Vec<Attempt>) -> Result<()> {
-        if attempts.is_empty() {
-            return Ok(());
+    /// Makes a block.
+    async fn make(&mut self, height: u64, requests: &mut Coming<'_>) -> Result<()> {
+        let attempts = self.attempts(height, requests)?;
+        let draws = self.draw_all(height, &attempts).await?;
+        let noted = draws.iter().map(|drawn| {
+            let noted = drawn.map(|(executor, lane)| Ok((u32::try_from(executor)?, lane_number(lane))));
+            noted.transpose()
+        });
+        let noted = noted.collect::<Result<Vec<_>, std::num::TryFromIntError>>()?;
+        let note = Note { draws: noted, before: self.before.take() };
+        let starts = self.starts(attempts, draws)?;
+        let sent = send_all(&self.channel, &mut self.gateways, starts).await?;
+        self.awaited.extend(sent);
+        let due = self.due_messages(height);
+        let sent = send_all(&self.channel, &mut self.executors, due).await?;
+        self.awaited.extend(sent);
+        if self.config.realtime {
+            let due = Duration::from_secs(self.config.block_seconds * (height - self.stored));
+            tokio::time::sleep_until((self.started + due).into()).await;
         }
+        let (engine, time_ns) = (self.engine.clone(), self.time_ns(height));
+        let produced =
+            tokio::task::spawn_blocking(move || engine.produce_noted(time_ns, &note.encode())).await??;
+        ensure!(produced.block.height == i64::try_from(height)?, "the node made another block");
+        self.absorb(height, &produced.hashes, &produced.finalized)?;
+        let invariant_checks = self.check_invariants(height)?;
+        let (finalize, commit) = (micros(produced.times.finalize), micros(produced.times.commit));
+        self.recorder.end_block(finalize, commit);
+        let elapsed_us = micros(self.elapsed());
+        self.before = Some(Ended { times_us: Some((finalize, commit)), elapsed_us, invariant_checks });
+        Ok(())
+    }
+
+    /// Does again what the driver did for the stored blocks.
+    async fn go_through_stored(&mut self, requests: &mut Coming<'_>) -> Result<()> {
+        // Sent, and in no block yet.
+        let mut waiting: Vec<(TxHash, Vec<u8>)> = Vec::new();
+        for height in 1..=self.stored {
+            let ended = self.repeat(height, requests, &mut waiting).map_err(|error| {
+                match error.downcast::<TraceError>() {
+                    Ok(error) => anyhow::Error::from(error),
+                    Err(error) => RunError::Blocks { height, found: error.to_string() }.into(),
+                }
+            })?;
+            let ended = match ended {
+                Some(ended) => ended,
+                // The kill came before the next block could say it, but the state stands at this one and can be asked.
+                None => Ended {
+                    times_us: None,
+                    elapsed_us: micros(self.worked),
+                    invariant_checks: self.invariants(height)?,
+                },
+            };
+            if ended.invariant_checks > 0 {
+                self.recorder.invariants_held(ended.invariant_checks);
+            }
+            match ended.times_us {
+                Some((finalize, commit)) => self.recorder.end_block(finalize, commit),
+                None => self.recorder.end_untimed_block(),
+            }
+            self.worked = Duration::from_micros(ended.elapsed_us);
+            self.before = Some(ended);
+            // This may take a while, and an interrupt should not.
+            tokio::task::yield_now().await;
+        }
+        // The pool in which they waited is gone. Behind the last block nothing comes of them.
+        for (_, raw) in waiting.into_iter().filter(|_| self.stored < self.run_blocks) {
+            broadcast(&self.channel, raw).await?;
+        }
+        self.started = Instant::now();
+        Ok(())
+    }
+
+    /// Does again what the driver did for one stored block; how it ended, if the next block's note tells.
+    fn repeat(
+        &mut self,
+        height: u64,
+        requests: &mut Coming<'_>,
+        waiting: &mut Vec<(TxHash, Vec<u8>)>,
+    ) -> Result<Option<Ended>> {
+        ensure!(height <= self.run_blocks, "the run has {} blocks", self.run_blocks);
+        let note = self.note(height)?;
+        let attempts = self.attempts(height, requests)?;
+        ensure!(note.draws.len() == attempts.len(), "{} draws are noted", note.draws.len());
+        let draws = note.draws.iter().map(|noted| match noted {
+            None => Ok(None),
+            Some((executor, lane)) => {
+                let executor = usize::try_from(*executor)?;
+                ensure!(executor < self.executors.len(), "the note names executor {executor}");
+                Ok(Some((executor, numbered_lane(*lane).context("the note names no lane")?)))
+            }
+        });
+        let draws = draws.collect::<Result<Draws>>()?;
+        let starts = self.starts(attempts, draws)?;
+        for (hash, raw, awaited) in sign_all(&mut self.gateways, starts) {
+            self.awaited.insert(hash, awaited);
+            waiting.push((hash, raw));
+        }
+        let due = self.due_messages(height);
+        for (hash, raw, awaited) in sign_all(&mut self.executors, due) {
+            self.awaited.insert(hash, awaited);
+            waiting.push((hash, raw));
+        }
+        let (hashes, finalized) = self.stored_block(height)?;
+        self.absorb(height, &hashes, &finalized)?;
+        waiting.retain(|(hash, _)| self.awaited.contains_key(hash));
+        if height == self.stored {
+            return Ok(None);
+        }
+        Ok(Some(self.note(height + 1)?.before.context("the next note says nothing about it")?))
+    }
+
+    fn note(&self, height: u64) -> Result<Note> {
+        let bytes = self.engine.blocks().note(i64::try_from(height)?)?.context("it has no note")?;
+        Note::decode(&bytes).context("its note is malformed")
+    }
+
+    /// Transaction hashes of a stored block, and what it did.
+    fn stored_block(&self, height: u64) -> Result<(Vec<TxHash>, FinalizedBlock)> {
+        let (store, at) = (self.engine.blocks(), i64::try_from(height)?);
+        let block = store.block(at)?.context("it is missing")?;
+        ensure!(block.time_ns == self.time_ns(height), "it has another time");
+        let results = store.results(at)?.context("its results are missing")?;
+        let hashes: Vec<TxHash> = block.txs.iter().map(|raw| tx_hash(raw)).collect();
+        let mut tx_results = Vec::with_capacity(hashes.len());
+        for hash in &hashes {
+            let tx = store.tx(hash)?.filter(|tx| tx.height == at).context("a result is missing")?;
+            tx_results.push(TxResult::from(tx.result));
+        }
+        let events = results.events.into_iter().map(|(kind, attributes)| Event { kind, attributes });
+        let events = events.collect();
+        let app_hash = results.app_hash;
+        Ok((hashes, FinalizedBlock { tx_results, events, app_hash, ..FinalizedBlock::default() }))
+    }
+
+    fn time_ns(&self, height: u64) -> u64 {
+        (GENESIS_SECONDS + height * self.config.block_seconds) * 1_000_000_000
+    }
+
+    /// Checks the invariants if it is time to, and tells the recorder; how many were checked.
+    fn check_invariants(&mut self, height: u64) -> Result<u64> {
+        let checks = self.invariants(height)?;
+        if checks > 0 {
+            self.recorder.invariants_held(checks);
+        }
+        Ok(checks)
+    }
+
+    fn invariants(&self, height: u64) -> Result<u64> {
+        if !height.is_multiple_of(INVARIANT_BLOCKS) && height != self.run_blocks {
+            return Ok(0);
+        }
+        let checks = self.engine.shared().check_invariants();
+        checks.map_err(|e| anyhow::anyhow!("invariant broken at block {height}: {e}"))
+    }
+
+    /// What is to be started in a block: what was refused in the one before, and the requests that fall into it.
+    fn attempts(&mut self, height: u64, requests: &mut Coming<'_>) -> Result<Vec<Attempt>> {
+        let block_us = self.config.block_seconds * 1_000_000;
+        let mut attempts = std::mem::take(&mut self.retries);
+        while let Some(next) = requests.peek() {
+            // An error surfaces by being taken.
+            if matches!(next, Ok(request) if request.arrival_us / block_us + 1 > height) {
+                break;
+            }
+            let Some(request) = requests.next().transpose()? else { break };
+            self.recorder.offered();
+            let model = model_of_request(self.config.seed, request.index, self.models.len());
+            attempts.push(Attempt { request, model, number: 0 });
+        }
+        Ok(attempts)
+    }
+
+    /// Draws at the last committed height, all at once.
+    async fn draw_all(&self, height: u64, attempts: &[Attempt]) -> Result<Draws> {
         let pinned = i64::try_from(height - 1)?;
         let mut draws = JoinSet::new();
         for (at, attempt) in attempts.iter().enumerate() {
@@ -248,44 +468,32 @@ impl Arm<'_> {
             let seed = SplitMix64::keyed(&parts).next_bytes32();
             draws.spawn(async move { (at, draw(&channel, &model, seed, pinned).await) });
         }
-        let mut drawn: Vec<Option<Drawn>> = attempts.iter().map(|_| None).collect();
+        let mut drawn: Draws = attempts.iter().map(|_| None).collect();
         while let Some(joined) = draws.join_next().await {
             let (at, answer) = joined?;
-            drawn[at] = answer?;
+            if let Some(answer) = answer? {
+                let executor = self.index_of.get(&answer.executor).context("drawn an unknown executor")?;
+                drawn[at] = Some((*executor, answer.lane));
+            }
         }
-        let mut by_gateway: Vec<Vec<(Attempt, usize, Any)>> =
-            self.gateways.iter().map(|_| Vec::new()).collect();
-        for (attempt, drawn) in attempts.into_iter().zip(drawn) {
-            let Some(drawn) = drawn else {
+        Ok(drawn)
+    }
+
+    /// The Starts of a block, each gateway's in order; what found nobody is tried again.
+    fn starts(&mut self, attempts: Vec<Attempt>, draws: Draws) -> Result<Batches> {
+        let mut batches = Batches::new();
+        for (attempt, drawn) in attempts.into_iter().zip(draws) {
+            let Some((executor, lane)) = drawn else {
                 self.try_again(attempt);
                 continue;
             };
-            self.recorder.drawn(drawn.lane);
-            let executor = *self.index_of.get(&drawn.executor).context("drawn an unknown executor")?;
-            let gateway = usize::try_from(attempt.request.index)? % by_gateway.len();
+            self.recorder.drawn(lane);
+            let gateway = usize::try_from(attempt.request.index)? % self.gateways.len();
             let signer = self.gateways[gateway].address();
-            let start = self.start_message(&attempt, &signer, &drawn.executor);
-            by_gateway[gateway].push((attempt, executor, start));
+            let start = self.start_message(&attempt, &signer, &self.executors[executor].address());
+            batches.entry(gateway).or_default().push((start, Awaited::Start { attempt, executor }));
         }
-        let mut senders = JoinSet::new();
-        for (index, batch) in by_gateway.into_iter().enumerate().filter(|(_, batch)| !batch.is_empty()) {
-            let (channel, mut signer) = (self.channel.clone(), self.gateways[index].clone());
-            senders.spawn(async move {
-                let mut sent = Vec::with_capacity(batch.len());
-                for (attempt, executor, start) in batch {
-                    sent.push((signer.send(&channel, start).await?, attempt, executor));
-                }
-                Ok::<_, anyhow::Error>((index, signer, sent))
-            });
-        }
-        while let Some(joined) = senders.join_next().await {
-            let (index, signer, sent) = joined??;
-            self.gateways[index] = signer;
-            for (hash, attempt, executor) in sent {
-                self.awaited.insert(hash, Awaited::Start { attempt, executor });
-            }
-        }
-        Ok(())
+        Ok(batches)
     }
 
     fn start_message(&self, attempt: &Attempt, gateway: &str, executor: &str) -> Any {
@@ -311,9 +519,9 @@ impl Arm<'_> {
         }
     }
 
-    /// Every executor sends what is due in this block.
-    async fn send_due(&mut self, height: u64) -> Result<()> {
-        let mut by_executor: BTreeMap<usize, Vec<Any>> = BTreeMap::new();
+    /// What every executor sends in this block.
+    fn due_messages(&mut self, height: u64) -> Batches {
+        let mut batches = Batches::new();
         for (executor, due) in self.due.remove(&height).unwrap_or_default() {
             let address = self.executors[executor].address();
             let message = match due {
@@ -326,25 +534,9 @@ impl Arm<'_> {
                     other.map(|(id, _)| id.clone()).and_then(|id| self.finish_message(&address, &id))
                 }
             };
-            by_executor.entry(executor).or_default().extend(message);
+            batches.entry(executor).or_default().extend(message.map(|message| (message, Awaited::Other)));
         }
-        let mut senders = JoinSet::new();
-        for (index, batch) in by_executor {
-            let (channel, mut signer) = (self.channel.clone(), self.executors[index].clone());
-            senders.spawn(async move {
-                let mut sent = Vec::with_capacity(batch.len());
-                for message in batch {
-                    sent.push(signer.send(&channel, message).await?);
-                }
-                Ok::<_, anyhow::Error>((index, signer, sent))
-            });
-        }
-        while let Some(joined) = senders.join_next().await {
-            let (index, signer, sent) = joined??;
-            self.executors[index] = signer;
-            self.awaited.extend(sent.into_iter().map(|hash| (hash, Awaited::Other)));
-        }
-        Ok(())
+        batches
     }
 
     fn finish_message(&self, executor: &str, id: &str) -> Option<Any> {
@@ -362,14 +554,13 @@ impl Arm<'_> {
     }
 
     /// Takes in what a block did: results of our transactions, outcomes and transitions from its events.
-    fn absorb(&mut self, height: u64, produced: &ProducedBlock) -> Result<()> {
-        ensure!(produced.block.height == i64::try_from(height)?, "the node made another block");
+    fn absorb(&mut self, height: u64, hashes: &[TxHash], finalized: &FinalizedBlock) -> Result<()> {
         let (begin, end): (Vec<_>, Vec<_>) =
-            produced.finalized.events.iter().partition(|e| e.get("mode") == Some("BeginBlock"));
+            finalized.events.iter().partition(|e| e.get("mode") == Some("BeginBlock"));
         for event in begin {
             self.event(event)?;
         }
-        for (hash, result) in produced.hashes.iter().zip(&produced.finalized.tx_results) {
+        for (hash, result) in hashes.iter().zip(&finalized.tx_results) {
             self.recorder.transaction(result.code == 0);
             for event in &result.events {
                 self.event(event)?;
@@ -476,7 +667,8 @@ impl Arm<'_> {
             refused: counts.refused,
             open: self.open.len() as u64,
             transactions: tx.delivered + tx.failed,
-            elapsed_ms: u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
+            resumed: false,
+            elapsed_ms: u64::try_from(self.elapsed().as_millis()).unwrap_or(u64::MAX),
             executors: listed
                 .map(|(i, e)| ExecutorView {
                     profile: e.profile.clone(),

@@ -90,6 +90,7 @@ pub fn document(
             })
             .collect(),
         next_account_number: all.len() as u64,
+        ..auth::v1::GenesisState::default()
     };
     doc.set_module("auth", &auth.encode_to_vec())?;
 

@@ -4,8 +4,8 @@
 //! [`Report`]. The report counts outcomes itself and reads nothing back from the breaker, so that the two can be
 //! held against one another: [`Report::check`] verifies what must add up.
 //!
-//! Heights are blocks of the run, from 1. Everything but `tx.per_second` and `block_ms` is a function of seed and
-//! input.
+//! Heights are blocks of the run, from 1. Everything but the figures named in `measured` is a function of seed and input,
+//! however often the run was killed and resumed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,6 +15,10 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::executors::{ExecutorSpec, SpecError};
+use crate::solo::sync_folder;
+
+/// The figures that the machine's speed decides, as JSON pointers into a report and into each of its arms.
+pub const MEASURED: [&str; 2] = ["/tx/per_second", "/block_ms"];
 
 /// Most transitions a report lists; later ones are counted in `transitions_omitted`.
 pub const MAX_TRANSITIONS: usize = 20_000;
@@ -150,6 +154,9 @@ pub struct Report {
     pub transitions_omitted: u64,
     /// The run over time.
     pub series: Series,
+    /// Where the machine's times stand: [`MEASURED`].
+    #[serde(default)]
+    pub measured: Vec<String>,
     /// The runs compared, `off`, `seed`, `recommended`; absent without `--compare`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub arms: Vec<Report>,
@@ -440,17 +447,18 @@ impl Report {
             (folder.join("report.html"), super::html::page(self)),
         ];
         for (path, text) in &files {
-            write_whole(path, text.as_bytes())?;
+            write_whole(path, text.as_bytes())
+                .map_err(|source| ReportError::Write { file: path.display().to_string(), source })?;
         }
         Ok(files.map(|(path, _)| path))
     }
 }
 
-/// Writes a file under another name in the same folder, then renames it.
-pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), ReportError> {
-    let named = |source| ReportError::Write { file: path.display().to_string(), source };
+/// Writes a file under another name in the same folder, then renames it. A kill at any instant leaves the old file or the
+/// new one; what it leaves of the other name, the next write takes.
+pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut temporary = path.as_os_str().to_owned();
-    temporary.push(format!(".{}.part", std::process::id()));
+    temporary.push(".part");
     let temporary = PathBuf::from(temporary);
     let written = fs::File::create(&temporary)
         .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
@@ -459,7 +467,8 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), ReportError> {
         // The part is worthless; that it may stay behind is not what the caller has to hear.
         let _ = fs::remove_file(&temporary);
     }
-    written.map_err(named)
+    written?;
+    sync_folder(path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new(".")))
 }
 
 /// 10,000 · missed / (finished + missed), rounded down; 0 if nothing ended.
@@ -709,6 +718,13 @@ impl Recorder {
 
     /// Ends the current block; the first call ends block 1.
     pub fn end_block(&mut self, finalize_us: u64, commit_us: u64) {
+        self.finalize_us.push(u32::try_from(finalize_us).unwrap_or(u32::MAX));
+        self.commit_us.push(u32::try_from(commit_us).unwrap_or(u32::MAX));
+        self.end_untimed_block();
+    }
+
+    /// The same for a block of which nobody knows how long it took.
+    pub fn end_untimed_block(&mut self) {
         let height = self.height();
         for (entry, (finished, missed)) in std::mem::take(&mut self.tallies) {
             let executor = entry.0;
@@ -761,8 +777,6 @@ impl Recorder {
         }
         self.states_changed = false;
         self.now = Point::default();
-        self.finalize_us.push(u32::try_from(finalize_us).unwrap_or(u32::MAX));
-        self.commit_us.push(u32::try_from(commit_us).unwrap_or(u32::MAX));
         self.blocks += 1;
     }
 
@@ -842,6 +856,7 @@ impl Recorder {
             transitions: self.transitions,
             transitions_omitted: self.transitions_omitted,
             series: Series { step: u64::try_from(self.points.step).unwrap_or(1), points },
+            measured: MEASURED.map(str::to_owned).to_vec(),
             arms: Vec::new(),
         }
     }

@@ -28,6 +28,16 @@ impl Terminal {
 
     /// Shows progress after a block.
     pub(crate) fn show(&mut self, view: &ViewState, recorder: &Recorder) {
+        if view.resumed {
+            // What happened before was shown by the process that made it happen.
+            self.transitions_seen = recorder.transitions_since(0).len();
+            if !self.live {
+                let ViewState { preset, block, blocks, .. } = view;
+                let what = if block == blocks { "was complete" } else { "goes on" };
+                println!("preset {preset}: the run {what} after block {block} of {blocks}");
+            }
+            return;
+        }
         if view.block == 1 {
             self.transitions_seen = 0;
         }

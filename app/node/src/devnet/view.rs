@@ -39,7 +39,9 @@ pub struct ViewState {
     pub open: u64,
     /// Transactions so far.
     pub transactions: u64,
-    /// The machine's time since the first block, in milliseconds.
+    /// Whether an earlier process made the block: this is where the run goes on.
+    pub resumed: bool,
+    /// The machine's time at work on the run, in milliseconds.
     pub elapsed_ms: u64,
     /// The executors, in the order of `--executors`.
     pub executors: Vec<ExecutorView>,
@@ -365,6 +367,7 @@ mod tests {
             refused: 3,
             open: 97,
             transactions: 8_000,
+            resumed: false,
             elapsed_ms: 10_000,
             executors: vec![
                 executor("healthy", State::Healthy, 400, 2),

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use holdfast_app::app::Shared;
 use holdfast_app::grpc::{GrpcBackend, GrpcReply};
 use holdfast_app::state::CommitStore;
 use holdfast_app::tx::{TxHash, hash_hex};
@@ -16,7 +17,8 @@ use holdfast_types::{QueryError, QueryKind};
 use super::blocks::{BlockStoreError, StoredBlock, StoredResult, StoredTx};
 use super::engine::Engine;
 
-const SIMULATE: &str = "/cosmos.tx.v1beta1.Service/Simulate";
+/// Path of the simulation, which every engine answers by [`simulate`].
+pub(crate) const SIMULATE: &str = "/cosmos.tx.v1beta1.Service/Simulate";
 const BROADCAST: &str = "/cosmos.tx.v1beta1.Service/BroadcastTx";
 const GET_TX: &str = "/cosmos.tx.v1beta1.Service/GetTx";
 const NODE_INFO: &str = "/cosmos.base.tendermint.v1beta1.Service/GetNodeInfo";
@@ -45,7 +47,7 @@ impl<S: CommitStore> NodeBackend<S> {
 
     fn node_call(&self, path: &str, request: &[u8]) -> Result<Vec<u8>, QueryError> {
         Ok(match path {
-            SIMULATE => self.simulate(decode(request)?)?.encode_to_vec(),
+            SIMULATE => simulate(self.engine.shared(), decode(request)?)?.encode_to_vec(),
             BROADCAST => self.broadcast(&decode(request)?)?.encode_to_vec(),
             GET_TX => self.get_tx(&decode(request)?)?.encode_to_vec(),
             NODE_INFO => self.node_info().encode_to_vec(),
@@ -61,27 +63,6 @@ impl<S: CommitStore> NodeBackend<S> {
             }
             _ => return Err(QueryError::new(QueryKind::Unimplemented, format!("no method {path:?}"))),
         })
-    }
-
-    fn simulate(&self, request: pb::SimulateRequest) -> Result<pb::SimulateResponse, QueryError> {
-        let raw = match (request.tx_bytes.is_empty(), request.tx) {
-            (false, _) => request.tx_bytes,
-            (true, Some(tx)) => raw_of(tx),
-            (true, None) => return Err(QueryError::invalid("tx_bytes: give the transaction")),
-        };
-        let result = self.engine.shared().simulate(&raw).map_err(|e| {
-            // The text carries the code: clients read both from it.
-            QueryError::new(QueryKind::InvalidArgument, format!("{} [{} {}]", e.message, e.codespace, e.code))
-        })?;
-        let gas_info = GasInfo { gas_wanted: result.gas_wanted, gas_used: result.gas_used };
-        let responses = TxMsgData::decode(result.data.as_slice()).unwrap_or_default().msg_responses;
-        let outcome = TxOutcome {
-            data: result.data,
-            log: result.log,
-            events: result.events.iter().map(|e| pb_event(&e.kind, &e.attributes)).collect(),
-            msg_responses: responses,
-        };
-        Ok(pb::SimulateResponse { gas_info: Some(gas_info), result: Some(outcome) })
     }
 
     fn broadcast(&self, request: &pb::BroadcastTxRequest) -> Result<pb::BroadcastTxResponse, QueryError> {
@@ -211,17 +192,45 @@ impl<S: CommitStore> GrpcBackend for NodeBackend<S> {
     }
 
     fn is_blocking(&self, path: &str, height: i64) -> bool {
-        // Simulation runs messages, a summary reads every member; an older height may have to be rebuilt.
-        matches!(path, SIMULATE | SUMMARY)
+        // Simulation runs messages, a summary reads every member, what-if replays an epoch; an older height may have to be rebuilt.
+        matches!(path, SIMULATE | SUMMARY | holdfast_app::what_if::PATH)
             || (height != 0 && height.saturating_add(RECENT) < *self.engine.heights().borrow())
     }
+}
+
+/// Simulates a transaction on the last commit.
+///
+/// # Errors
+/// `InvalidArgument` with the transaction's codespace and code at the end of the text.
+pub(crate) fn simulate<S: CommitStore>(
+    shared: &Shared<S>,
+    request: pb::SimulateRequest,
+) -> Result<pb::SimulateResponse, QueryError> {
+    let raw = match (request.tx_bytes.is_empty(), request.tx) {
+        (false, _) => request.tx_bytes,
+        (true, Some(tx)) => raw_of(tx),
+        (true, None) => return Err(QueryError::invalid("tx_bytes: give the transaction")),
+    };
+    let result = shared.simulate(&raw).map_err(|e| {
+        // The text carries the code: clients read both from it.
+        QueryError::new(QueryKind::InvalidArgument, format!("{} [{} {}]", e.message, e.codespace, e.code))
+    })?;
+    let gas_info = GasInfo { gas_wanted: result.gas_wanted, gas_used: result.gas_used };
+    let responses = TxMsgData::decode(result.data.as_slice()).unwrap_or_default().msg_responses;
+    let outcome = TxOutcome {
+        data: result.data,
+        log: result.log,
+        events: result.events.iter().map(|e| pb_event(&e.kind, &e.attributes)).collect(),
+        msg_responses: responses,
+    };
+    Ok(pb::SimulateResponse { gas_info: Some(gas_info), result: Some(outcome) })
 }
 
 fn internal(e: BlockStoreError) -> QueryError {
     QueryError::new(QueryKind::Internal, e.to_string())
 }
 
-fn decode<M: Message + Name + Default>(request: &[u8]) -> Result<M, QueryError> {
+pub(crate) fn decode<M: Message + Name + Default>(request: &[u8]) -> Result<M, QueryError> {
     decode_strict(request).map_err(|e| QueryError::invalid(e.to_string()))
 }
 
@@ -231,7 +240,7 @@ fn raw_of(tx: pb::Tx) -> Vec<u8> {
     pb::TxRaw { body_bytes, auth_info_bytes, signatures: tx.signatures }.encode_to_vec()
 }
 
-fn decode_tx(raw: &[u8]) -> Option<pb::Tx> {
+pub(crate) fn decode_tx(raw: &[u8]) -> Option<pb::Tx> {
     let raw = pb::TxRaw::decode(raw).ok()?;
     Some(pb::Tx {
         body: pb::TxBody::decode(raw.body_bytes.as_slice()).ok(),
@@ -240,7 +249,7 @@ fn decode_tx(raw: &[u8]) -> Option<pb::Tx> {
     })
 }
 
-fn pb_event(kind: &str, attributes: &[(String, String)]) -> PbEvent {
+pub(crate) fn pb_event(kind: &str, attributes: &[(String, String)]) -> PbEvent {
     let attribute = |(key, value): &(String, String)| EventAttribute {
         key: key.clone(),
         value: value.clone(),

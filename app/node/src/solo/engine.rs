@@ -22,15 +22,55 @@ pub enum EngineError {
     /// Block store.
     #[error(transparent)]
     Blocks(#[from] BlockStoreError),
-    /// The two databases do not belong together.
-    #[error("state is at height {state}, the block store at {blocks}: restore both from the same backup")]
-    Apart {
+    /// The state committed blocks that the block store does not have.
+    #[error(
+        "state is at height {state}, the block store at {blocks}: blocks are on disk before they are executed, so \
+         the block store lost its end; take the state back with `holdfastd rollback --height {blocks}`, or restore \
+         both from the same backup"
+    )]
+    Ahead {
         /// App height.
         state: i64,
         /// Block store height.
         blocks: i64,
     },
-    /// Executing the last block again gave another state.
+    /// The state committed blocks, and the block store holds none.
+    #[error(
+        "state is at height {0}, but the block store is empty: a solo node cannot go on without its blocks; restore \
+         state and blocks from the same backup"
+    )]
+    NoBlocks(i64),
+    /// A block that the state needs next is not in the block store, though later ones are.
+    #[error(
+        "the block store ends at {blocks} but lacks block {height}, which the state needs next: restore state and \
+         blocks from the same backup"
+    )]
+    Gap {
+        /// The missing block.
+        height: i64,
+        /// Block store height.
+        blocks: i64,
+    },
+    /// State and blocks tell different histories.
+    #[error(
+        "after height {height} the state has app hash {state}, by the block store it should have {blocks}: they are \
+         of different chains, or one is damaged; restore both from the same backup"
+    )]
+    Foreign {
+        /// The height.
+        height: i64,
+        /// App hash of the state, hex.
+        state: String,
+        /// App hash in the block store, hex.
+        blocks: String,
+    },
+    /// A committed block whose results are gone.
+    #[error(
+        "the block store has no results of block {0}, which the state has committed: run `holdfastd rollback` once, \
+         and the next start executes the block again"
+    )]
+    NoResults(i64),
+    /// Executing a stored block again gave another state.
     #[error("executing block {0} again gave another app hash: the binary or its settings changed")]
     Replay(i64),
 }
@@ -71,25 +111,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<S: CommitStore> Engine<S> {
-    /// The engine, with an interrupted block executed again.
+    /// The engine, with every stored block executed that the state has not committed: an interrupted one, or those after
+    /// a rollback of the state.
     ///
     /// # Errors
     /// Databases that do not belong together, storage.
     pub fn new(mut app: App<S>, blocks: BlockStore, config: MempoolConfig) -> Result<Self, EngineError> {
-        let state = app.height();
         let shared = app.shared();
-        if let Some(last) = blocks.latest()? {
-            if last.height == shared.next_height() {
-                let finalized = execute(&mut app, &last)?;
-                let hashes: Vec<TxHash> = last.txs.iter().map(|raw| tx_hash(raw)).collect();
-                blocks.save_results(last.height, hashes.into_iter().zip(&finalized.tx_results))?;
-                app.commit()?;
-            } else if last.height != state {
-                return Err(EngineError::Apart { state, blocks: last.height });
-            }
-        } else if state > 0 {
-            return Err(EngineError::Apart { state, blocks: 0 });
-        }
+        handshake(&mut app, &blocks)?;
         let height = watch::Sender::new(app.height());
         let mempool = Mutex::new(Mempool::new(config));
         Ok(Self { app: Mutex::new(app), shared, mempool, blocks, height })
@@ -156,6 +185,14 @@ impl<S: CommitStore> Engine<S> {
     /// # Errors
     /// Fatal: the node must stop.
     pub fn produce(&self, time_ns: u64) -> Result<ProducedBlock, EngineError> {
+        self.produce_noted(time_ns, &[])
+    }
+
+    /// The same; `note` is stored with the block, see [`BlockStore::save_block`].
+    ///
+    /// # Errors
+    /// Fatal: the node must stop.
+    pub fn produce_noted(&self, time_ns: u64, note: &[u8]) -> Result<ProducedBlock, EngineError> {
         let mut app = lock(&self.app);
         let settings = self.shared.settings();
         let (bytes, gas) = (settings.max_block_bytes, settings.max_block_gas.unwrap_or(u64::MAX));
@@ -167,12 +204,12 @@ impl<S: CommitStore> Engine<S> {
             app_hash: app.app_hash(),
             last_block_hash: self.blocks.latest()?.map_or([0; 32], |last| last.hash()),
         };
-        self.blocks.save_block(&block)?;
+        self.blocks.save_block(&block, note)?;
         let started = std::time::Instant::now();
         let finalized = execute(&mut app, &block)?;
         let finalize = started.elapsed();
         let hashes: Vec<TxHash> = block.txs.iter().map(|raw| tx_hash(raw)).collect();
-        self.blocks.save_results(block.height, hashes.iter().copied().zip(&finalized.tx_results))?;
+        self.blocks.save_results(block.height, &hashes, &finalized)?;
         let started = std::time::Instant::now();
         // Under the pool's lock: a transaction checked against the old state must not enter after it is gone.
         let mut mempool = lock(&self.mempool);
@@ -186,6 +223,63 @@ impl<S: CommitStore> Engine<S> {
         self.height.send_replace(block.height);
         Ok(ProducedBlock { block, hashes, finalized, times: BlockTimes { finalize, commit } })
     }
+}
+
+/// Brings the state to the height of the block store (cosmos-conventions 1.4 for a node that is its own consensus).
+///
+/// | state, block store | what happened | what is done |
+/// |---|---|---|
+/// | both 0 | a new chain, or a kill before the first block was stored | nothing |
+/// | equal | an orderly stop, or a kill after the commit | the app hashes are compared |
+/// | state one behind | a kill between the block's write and the commit | the block is executed again |
+/// | state further behind | a rollback, or a new state database | the blocks are executed again, in order |
+/// | state ahead | the block store lost what it had synced | refused |
+/// | genesis begins behind the last block | another genesis file | refused |
+///
+/// Every block that is executed again must find the app hash its maker found, and give the one that was stored with its
+/// results, if they were.
+fn handshake<S: CommitStore>(app: &mut App<S>, blocks: &BlockStore) -> Result<(), EngineError> {
+    let state = app.height();
+    let last = blocks.latest()?.map_or(0, |block| block.height);
+    let next = app.shared().next_height();
+    if last < next {
+        if state == 0 && last == 0 {
+            return Ok(());
+        }
+        if state == 0 {
+            return Err(EngineError::Gap { height: next, blocks: last });
+        }
+        if last == 0 {
+            return Err(EngineError::NoBlocks(state));
+        }
+        if state != last {
+            return Err(EngineError::Ahead { state, blocks: last });
+        }
+        let stored = blocks.results(last)?.ok_or(EngineError::NoResults(last))?;
+        return same(last, app.app_hash(), stored.app_hash);
+    }
+    for height in next..=last {
+        let block = blocks.block(height)?.ok_or(EngineError::Gap { height, blocks: last })?;
+        same(height.saturating_sub(1), app.app_hash(), block.app_hash)?;
+        let finalized = execute(app, &block)?;
+        if blocks.results(height)?.is_some_and(|stored| stored.app_hash != finalized.app_hash) {
+            return Err(EngineError::Replay(height));
+        }
+        let hashes: Vec<TxHash> = block.txs.iter().map(|raw| tx_hash(raw)).collect();
+        blocks.save_results(height, &hashes, &finalized)?;
+        app.commit()?;
+        let app_hash = hex::encode_upper(finalized.app_hash);
+        tracing::info!(height, txs = hashes.len(), app_hash, "committed block again, from the block store");
+    }
+    Ok(())
+}
+
+fn same(height: i64, state: [u8; 32], blocks: [u8; 32]) -> Result<(), EngineError> {
+    if state == blocks {
+        return Ok(());
+    }
+    let (state, blocks) = (hex::encode_upper(state), hex::encode_upper(blocks));
+    Err(EngineError::Foreign { height, state, blocks })
 }
 
 fn execute<S: CommitStore>(app: &mut App<S>, block: &StoredBlock) -> Result<FinalizedBlock, EngineError> {
@@ -231,10 +325,14 @@ mod tests {
         builder.sign(&from.key)
     }
 
-    fn engine(dir: &std::path::Path, accounts: &Accounts, max_txs: usize) -> Engine<MemCommitStore> {
+    fn genesis(accounts: &Accounts) -> App<MemCommitStore> {
         let doc = document(accounts, &default_executors(), Preset::Off).unwrap();
         let state = MemCommitStore::with_options(&state_spaces(), StateOptions::default()).unwrap();
-        let app = App::from_genesis(state, AppOptions::default(), &doc).unwrap();
+        App::from_genesis(state, AppOptions::default(), &doc).unwrap()
+    }
+
+    fn engine(dir: &std::path::Path, accounts: &Accounts, max_txs: usize) -> Engine<MemCommitStore> {
+        let app = genesis(accounts);
         let config = MempoolConfig { max_txs, ..MempoolConfig::default() };
         Engine::new(app, BlockStore::open(dir).unwrap(), config).unwrap()
     }
@@ -276,5 +374,106 @@ mod tests {
         engine.broadcast(&send(a, b, 0, 1, 20)).unwrap();
         let done = engine.produce(1).unwrap();
         assert_eq!(done.finalized.tx_results.iter().map(|r| r.code).collect::<Vec<_>>(), [0]);
+    }
+
+    /// A chain of five blocks with a transfer in each, its blocks in `dir` and the app hash after each of them.
+    fn five_blocks(dir: &std::path::Path, accounts: &Accounts) -> Vec<[u8; 32]> {
+        let engine = engine(dir, accounts, 100);
+        let [a, b, ..] = accounts.gateways.as_slice() else { panic!("two gateways") };
+        let made = (0..5).map(|n| {
+            engine.broadcast(&send(a, b, n, 7, 10)).unwrap();
+            let note = [u8::try_from(n).unwrap() + 1];
+            engine.produce_noted(n + 1, &note).unwrap().finalized.app_hash
+        });
+        made.collect()
+    }
+
+    /// An app that has executed and committed the first `height` blocks in `blocks`.
+    fn app_at(height: i64, blocks: &BlockStore, accounts: &Accounts) -> App<MemCommitStore> {
+        let mut app = genesis(accounts);
+        for height in 1..=height {
+            execute(&mut app, &blocks.block(height).unwrap().unwrap()).unwrap();
+            app.commit().unwrap();
+        }
+        app
+    }
+
+    fn start(app: App<MemCommitStore>, blocks: BlockStore) -> Result<Engine<MemCommitStore>, EngineError> {
+        Engine::new(app, blocks, MempoolConfig::default())
+    }
+
+    #[test]
+    fn a_state_any_number_of_blocks_behind_catches_up_to_the_same_app_hash_and_results() {
+        let accounts = Accounts::derive(1, default_executors().len());
+        let dir = tempfile::tempdir().unwrap();
+        let hashes = five_blocks(dir.path(), &accounts);
+        // A new state database, a rollback by some blocks, one block not committed, nothing missing.
+        for behind in [5, 4, 2, 1, 0] {
+            let blocks = BlockStore::open(dir.path()).unwrap();
+            let before: Vec<_> = (1..=5).map(|height| blocks.results(height).unwrap()).collect();
+            let app = app_at(5 - behind, &blocks, &accounts);
+            let engine = start(app, blocks).unwrap();
+            assert_eq!(engine.app_hash(), hashes[4], "{behind} behind");
+            assert_eq!(*engine.heights().borrow(), 5);
+            let after: Vec<_> = (1..=5).map(|height| engine.blocks().results(height).unwrap()).collect();
+            assert_eq!(before, after);
+        }
+    }
+
+    #[test]
+    fn a_block_that_was_stored_but_left_no_results_is_executed_and_gets_them() {
+        let accounts = Accounts::derive(1, default_executors().len());
+        let dir = tempfile::tempdir().unwrap();
+        let hashes = five_blocks(dir.path(), &accounts);
+        let blocks = BlockStore::open(dir.path()).unwrap();
+        let stored = blocks.results(5).unwrap();
+        blocks.lose_results(5);
+        let engine = start(app_at(4, &blocks, &accounts), blocks).unwrap();
+        assert_eq!((engine.app_hash(), engine.blocks().results(5).unwrap()), (hashes[4], stored));
+        assert_eq!(engine.blocks().note(5).unwrap(), Some(vec![5]), "the note stays");
+    }
+
+    #[test]
+    fn databases_that_do_not_belong_together_are_refused_with_what_to_do() {
+        let accounts = Accounts::derive(1, default_executors().len());
+        let dir = tempfile::tempdir().unwrap();
+        five_blocks(dir.path(), &accounts);
+        let refused = |app, blocks| start(app, blocks).err().expect("refused").to_string();
+        // The block store lost a block that the state has.
+        let blocks = BlockStore::open(dir.path()).unwrap();
+        let app = app_at(5, &blocks, &accounts);
+        blocks.lose_block(5);
+        let text = refused(app, blocks);
+        assert!(text.contains("at height 5") && text.contains("at 4") && text.contains("rollback"), "{text}");
+        // All of it.
+        let empty = tempfile::tempdir().unwrap();
+        let blocks = BlockStore::open(dir.path()).unwrap();
+        let text = refused(app_at(4, &blocks, &accounts), BlockStore::open(empty.path()).unwrap());
+        assert!(text.contains("at height 4, but the block store is empty"), "{text}");
+        // Results that the state committed.
+        let app = app_at(4, &blocks, &accounts);
+        blocks.lose_results(4);
+        let text = refused(app, blocks);
+        assert!(text.contains("no results of block 4") && text.contains("rollback"), "{text}");
+        // A hole.
+        let blocks = BlockStore::open(dir.path()).unwrap();
+        let app = app_at(1, &blocks, &accounts);
+        blocks.lose_block(2);
+        let text = refused(app, blocks);
+        assert!(text.contains("ends at 4") && text.contains("lacks block 2"), "{text}");
+        // Another chain at the same height, and one block behind.
+        let other = Accounts::derive(2, default_executors().len());
+        let strange = tempfile::tempdir().unwrap();
+        five_blocks(strange.path(), &other);
+        for behind in [0, 1] {
+            let theirs = BlockStore::open(strange.path()).unwrap();
+            let app = app_at(5 - behind, &theirs, &other);
+            drop(theirs);
+            let mine = tempfile::tempdir().unwrap();
+            five_blocks(mine.path(), &accounts);
+            let text = refused(app, BlockStore::open(mine.path()).unwrap());
+            assert!(text.contains(&format!("after height {}", 5 - behind)), "{text}");
+            assert!(text.contains("different chains"), "{text}");
+        }
     }
 }

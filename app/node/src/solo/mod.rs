@@ -9,36 +9,26 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
-use holdfast_app::app::{App, AppError, AppOptions, state_spaces};
-use holdfast_app::genesis::{GENESIS_BYTES_MAX, GenesisDoc};
-use holdfast_app::state::{DiskStore, StateOptions};
+use holdfast_app::state::DiskStore;
 
 pub use backend::{NODE_PATHS, NodeBackend};
-pub use blocks::{BlockStore, BlockStoreError, StoredBlock, StoredResult, StoredTx};
+pub(crate) use backend::{SIMULATE, decode, decode_tx, pb_event, simulate};
+pub(crate) use blocks::sync_folder;
+pub use blocks::{
+    BlockStore, BlockStoreError, StoredBlock, StoredResult, StoredResults, StoredTx, create_whole,
+};
 pub use engine::{BlockTimes, Engine, EngineError, ProducedBlock};
 
 use crate::cli::StartConfig;
+use crate::upkeep::Upkeep;
 
 /// Opens the node of a home folder: its state, or genesis when there is none yet.
 ///
 /// # Errors
 /// A folder in use, a bad genesis, databases that do not belong together.
 pub fn open(config: &StartConfig) -> Result<Engine<DiskStore>> {
-    let data = config.home.join("data");
-    let options = AppOptions { min_gas_price: config.min_gas_price, ..AppOptions::default() };
-    let state = || DiskStore::open(data.join("state"), &state_spaces(), StateOptions::default());
-    let app = match App::open(state()?, options.clone()) {
-        Ok(app) => app,
-        Err(AppError::NoChain) => {
-            let size = std::fs::metadata(&config.genesis)?.len();
-            anyhow::ensure!(size <= GENESIS_BYTES_MAX as u64, "genesis.json: over {GENESIS_BYTES_MAX} bytes");
-            let text = std::fs::read(&config.genesis)
-                .with_context(|| format!("cannot read {}; run init first", config.genesis.display()))?;
-            App::from_genesis(state()?, options, &GenesisDoc::parse(&text)?)?
-        }
-        Err(error) => return Err(error.into()),
-    };
-    let blocks = BlockStore::open(&data.join("blocks"))?;
+    let app = crate::open::app(config)?;
+    let blocks = BlockStore::open(&config.home.join("data/blocks"))?;
     Ok(Engine::new(app, blocks, config.mempool)?)
 }
 
@@ -48,6 +38,8 @@ pub fn open(config: &StartConfig) -> Result<Engine<DiskStore>> {
 /// What [`open`] refuses, a port in use, and any failure that must stop a chain.
 pub async fn start(config: StartConfig) -> Result<()> {
     let engine = Arc::new(open(&config)?);
+    let upkeep =
+        crate::open::upkeep(&config, engine.shared().store().clone(), crate::open::snapshots(&config)?)?;
     let listener = tokio::net::TcpListener::bind(config.grpc_listen)
         .await
         .with_context(|| format!("grpc: cannot listen on {}; is the port in use?", config.grpc_listen))?;
@@ -62,14 +54,19 @@ pub async fn start(config: StartConfig) -> Result<()> {
         let _ = stopped.wait_for(|stop| *stop).await;
     };
     let server = tokio::spawn(holdfast_app::grpc::serve(listener, backend, shutdown(stopped)));
-    let made = make_blocks(&engine, &config).await;
+    let made = make_blocks(&engine, &upkeep, &config).await;
     // Blocks have ended, in order or not: the last commit is durable, answer what is under way and go.
     let _ = stop.send(true);
     server.await??;
+    upkeep.stop();
     made
 }
 
-async fn make_blocks(engine: &Arc<Engine<DiskStore>>, config: &StartConfig) -> Result<()> {
+async fn make_blocks(
+    engine: &Arc<Engine<DiskStore>>,
+    upkeep: &Upkeep<DiskStore>,
+    config: &StartConfig,
+) -> Result<()> {
     let mut signals = Signals::new()?;
     let mut ticks = tokio::time::interval(config.block_time);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -95,6 +92,7 @@ async fn make_blocks(engine: &Arc<Engine<DiskStore>>, config: &StartConfig) -> R
             Ok::<_, anyhow::Error>(block)
         });
         let block = block.await??;
+        upkeep.committed(block.block.height);
         let (height, txs) = (block.block.height, block.block.txs.len());
         let app_hash = hex::encode_upper(block.finalized.app_hash);
         tracing::info!(height, txs, app_hash, "committed block");
@@ -102,19 +100,19 @@ async fn make_blocks(engine: &Arc<Engine<DiskStore>>, config: &StartConfig) -> R
 }
 
 #[cfg(unix)]
-struct Signals {
+pub(crate) struct Signals {
     interrupt: tokio::signal::unix::Signal,
     terminate: tokio::signal::unix::Signal,
 }
 
 #[cfg(unix)]
 impl Signals {
-    fn new() -> Result<Self> {
+    pub(crate) fn new() -> Result<Self> {
         use tokio::signal::unix::{SignalKind, signal};
         Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
     }
 
-    async fn next(&mut self) -> &'static str {
+    pub(crate) async fn next(&mut self) -> &'static str {
         tokio::select! {
             _ = self.interrupt.recv() => "SIGINT",
             _ = self.terminate.recv() => "SIGTERM",

@@ -3,7 +3,7 @@
 //! | name | kind | labels |
 //! |---|---|---|
 //! | `holdfast_block_height` | gauge | |
-//! | `holdfast_mempool_txs` | gauge | |
+//! | `holdfast_mempool_txs` | gauge; solo engine only, CometBFT has its own | |
 //! | `holdfast_txs_total` | counter | `result`: ok, failed |
 //! | `holdfast_block_finalize_seconds`, `holdfast_block_commit_seconds` | histogram (summary) | |
 //! | `holdfast_breaker_executors` | gauge | `model`, `state`: healthy, excluded, probe_ready, probe_claimed, forced |
@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use anyhow::{Context, Result};
+use holdfast_app::app::{FinalizedBlock, Shared};
 use holdfast_app::state::CommitStore;
 use holdfast_breaker::State;
 use holdfast_breaker::state::{ENTRIES, MODEL_TALLIES};
@@ -25,7 +26,7 @@ use holdfast_types::Event;
 use metrics::{counter, gauge, histogram};
 use metrics_exporter_prometheus::PrometheusBuilder;
 
-use super::engine::{Engine, ProducedBlock};
+use super::engine::{BlockTimes, Engine, ProducedBlock};
 
 /// Entries looked at for the gauges of one block; a chain beyond that still counts its transitions.
 const ENTRIES_MAX: usize = 100_000;
@@ -46,18 +47,31 @@ pub fn install(addr: SocketAddr) -> Result<()> {
 /// # Errors
 /// Corrupt state.
 pub fn record<S: CommitStore>(engine: &Engine<S>, produced: &ProducedBlock) -> Result<()> {
-    // Heights stay exact far beyond any chain's age.
-    gauge!("holdfast_block_height").set(produced.block.height as f64);
     gauge!("holdfast_mempool_txs").set(engine.waiting() as f64);
-    histogram!("holdfast_block_finalize_seconds").record(produced.times.finalize);
-    histogram!("holdfast_block_commit_seconds").record(produced.times.commit);
-    for result in &produced.finalized.tx_results {
+    block(engine.shared(), produced.block.height, &produced.finalized, produced.times)
+}
+
+/// Takes in a committed block of any engine; the pool is the engine's own to count.
+///
+/// # Errors
+/// Corrupt state.
+pub fn block<S: CommitStore>(
+    shared: &Shared<S>,
+    height: i64,
+    finalized: &FinalizedBlock,
+    times: BlockTimes,
+) -> Result<()> {
+    // Heights stay exact far beyond any chain's age.
+    gauge!("holdfast_block_height").set(height as f64);
+    histogram!("holdfast_block_finalize_seconds").record(times.finalize);
+    histogram!("holdfast_block_commit_seconds").record(times.commit);
+    for result in &finalized.tx_results {
         counter!("holdfast_txs_total", "result" => if result.code == 0 { "ok" } else { "failed" })
             .increment(1);
         result.events.iter().for_each(event);
     }
-    produced.finalized.events.iter().for_each(event);
-    states(engine)
+    finalized.events.iter().for_each(event);
+    states(shared)
 }
 
 fn event(event: &Event) {
@@ -89,8 +103,8 @@ fn outcome(name: &'static str) {
 }
 
 /// Gauges by model and state, from the view that queries read.
-fn states<S: CommitStore>(engine: &Engine<S>) -> Result<()> {
-    let view = engine.shared().view(0)?;
+fn states<S: CommitStore>(shared: &Shared<S>) -> Result<()> {
+    let view = shared.view(0)?;
     let q = view.query();
     let mut counts: BTreeMap<(String, &'static str), u64> = BTreeMap::new();
     for row in MODEL_TALLIES.prefix(q.store, &q.block.epoch, Order::Ascending) {

@@ -1,0 +1,96 @@
+//! Opening a home folder's chain: the one place that decides with which options.
+
+use std::num::NonZero;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use holdfast_app::app::{App, AppError, AppOptions, state_spaces};
+use holdfast_app::genesis::{GENESIS_BYTES_MAX, GenesisDoc};
+use holdfast_app::snapshots::SnapshotStore;
+use holdfast_app::state::{DiskStore, StateOptions};
+use holdfast_app::upgrades::Upgrades;
+use holdfast_app::what_if;
+
+use crate::cli::StartConfig;
+use crate::upkeep::{SnapshotDuty, Upkeep};
+
+/// Options of the app.
+pub(crate) fn app_options(config: &StartConfig) -> AppOptions {
+    // Not part of the state: what a node that joined late lacks, its answers say.
+    let what_if = Some(Arc::new(what_if::Log::on_disk(config.home.join("data/what-if"))));
+    AppOptions {
+        min_gas_price: config.min_gas_price,
+        what_if,
+        upgrades: Upgrades::default().skipping(&config.skip_upgrades),
+        ..AppOptions::default()
+    }
+}
+
+/// The state database, empty or not.
+///
+/// # Errors
+/// A folder in use, or one of another program.
+pub(crate) fn state(config: &StartConfig) -> Result<DiskStore> {
+    let options = StateOptions { keep_recent: config.pruning.keep_recent(), ..StateOptions::default() };
+    Ok(DiskStore::open(config.home.join("data/state"), &state_spaces(), options)?)
+}
+
+/// The node's snapshots.
+///
+/// # Errors
+/// A folder in use.
+pub(crate) fn snapshots(config: &StartConfig) -> Result<SnapshotStore> {
+    Ok(SnapshotStore::open(config.home.join("data/snapshots"))?)
+}
+
+/// Starts what follows commits: pruning, and snapshots if they are wanted.
+///
+/// # Errors
+/// No thread can be started.
+pub(crate) fn upkeep(
+    config: &StartConfig,
+    state: DiskStore,
+    snapshots: SnapshotStore,
+) -> Result<Upkeep<DiskStore>> {
+    let (source, keep) = (state.clone(), config.snapshot_keep_recent);
+    let duty = NonZero::new(config.snapshot_interval).map(|interval| SnapshotDuty {
+        interval,
+        make: Box::new(move |height, stop| {
+            if snapshots.create_until(&source, height, &|| stop.is_set())?.is_some() {
+                tracing::info!(height, "made a snapshot");
+                snapshots.prune(keep)?;
+            }
+            Ok(())
+        }),
+    });
+    Ok(Upkeep::start(state, config.pruning, duty)?)
+}
+
+/// The chain, from the state database or, when that is empty, from genesis.
+///
+/// # Errors
+/// As [`state`]; a bad genesis.
+pub(crate) fn app(config: &StartConfig) -> Result<App<DiskStore>> {
+    match App::open(state(config)?, app_options(config)) {
+        Ok(app) => Ok(app),
+        Err(AppError::NoChain) => {
+            Ok(App::from_genesis(state(config)?, app_options(config), &genesis(config)?)?)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The genesis document.
+///
+/// # Errors
+/// Missing, too large, malformed.
+pub(crate) fn genesis(config: &StartConfig) -> Result<GenesisDoc> {
+    let path = config.genesis.display();
+    let size = std::fs::metadata(&config.genesis)
+        .with_context(|| format!("cannot read {path}; run init first"))?
+        .len();
+    anyhow::ensure!(size <= GENESIS_BYTES_MAX as u64, "genesis.json: over {GENESIS_BYTES_MAX} bytes");
+    let text =
+        std::fs::read(&config.genesis).with_context(|| format!("cannot read {path}; run init first"))?;
+    Ok(GenesisDoc::parse(&text)?)
+}

@@ -1,0 +1,98 @@
+//! Two states key by key, and where an imported chain may differ from the one it was exported from.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Result, bail};
+use holdfast_app::composition::{APP_SPACE, Composition};
+use holdfast_app::settings::SETTINGS;
+use holdfast_app::views::QueryView;
+use holdfast_store::Order;
+
+/// Collections that an import does not restore bit by bit, each with the reason. Everything else must be equal.
+pub const NOT_EQUAL: &[(&str, &str, &str)] = &[
+    (APP_SPACE, "settings", "an imported chain begins at the height after the export"),
+    (
+        "inference",
+        "sprt_increments",
+        "a cache: the import computes it for the parameters of the next block at once",
+    ),
+    (
+        "participants",
+        "refresh_cursor",
+        "a sweep under way goes on from the first participant whose weight is stale",
+    ),
+    (
+        "breaker",
+        "model_tallies",
+        "sums of past epochs wait for pruning; the import makes those of the present one",
+    ),
+];
+
+type Dump = BTreeMap<Vec<u8>, Vec<u8>>;
+
+fn dump(view: &QueryView) -> Result<Dump> {
+    let rows: Result<Dump, _> = view.query().store.scan(&[], None, Order::Ascending).collect();
+    Ok(rows?)
+}
+
+/// Module and collection of a key.
+fn place(composition: &Composition, key: &[u8]) -> (String, String) {
+    if key.starts_with(&SETTINGS.key()) {
+        return (APP_SPACE.into(), "settings".into());
+    }
+    for module in composition.modules() {
+        for prefix in module.collections() {
+            if key.starts_with(&prefix.bytes()) {
+                return (prefix.space.to_owned(), prefix.name.to_owned());
+            }
+        }
+    }
+    (String::new(), hex::encode(key))
+}
+
+/// Compares all modules' stores; returns the collections of [`NOT_EQUAL`] that do differ.
+///
+/// # Errors
+/// The keys that only one state has or that differ, outside [`NOT_EQUAL`].
+pub(crate) fn compare(a: &QueryView, b: &QueryView) -> Result<BTreeSet<String>> {
+    let (a, b) = (dump(a)?, dump(b)?);
+    let mut excused = BTreeSet::new();
+    if a == b {
+        return Ok(excused);
+    }
+    let composition = Composition::default();
+    let mut found = Vec::new();
+    for (key, ours, theirs) in differences(&a, &b) {
+        let (module, collection) = place(&composition, key);
+        if NOT_EQUAL.iter().any(|(m, c, _)| (*m, *c) == (&module, &collection)) {
+            excused.insert(format!("{module}/{collection}"));
+            continue;
+        }
+        let show = |value: Option<&Vec<u8>>| value.map_or("-".to_owned(), hex::encode);
+        found.push(format!(
+            "{module}/{collection} {}: {} against {}",
+            hex::encode(key),
+            show(ours),
+            show(theirs)
+        ));
+    }
+    if found.is_empty() {
+        return Ok(excused);
+    }
+    let count = found.len();
+    found.truncate(12);
+    bail!("{count} keys differ:\n  {}", found.join("\n  "))
+}
+
+fn differences<'d>(
+    a: &'d Dump,
+    b: &'d Dump,
+) -> impl Iterator<Item = (&'d Vec<u8>, Option<&'d Vec<u8>>, Option<&'d Vec<u8>>)> {
+    let ours = a
+        .iter()
+        .filter(|(key, value)| b.get(*key) != Some(value))
+        .map(|(key, value)| (key, Some(value), b.get(key)));
+    let theirs =
+        b.iter().filter(|(key, _)| !a.contains_key(*key)).map(|(key, value)| (key, None, Some(value)));
+    ours.chain(theirs)
+}
