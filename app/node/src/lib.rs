@@ -14,5 +14,8 @@ pub mod comet;
 pub mod devnet;
 pub mod localnet;
 mod open;
+mod program;
 pub mod solo;
 pub mod upkeep;
+
+pub use program::Program;

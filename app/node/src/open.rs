@@ -8,10 +8,10 @@ use holdfast_app::app::{App, AppError, AppOptions, state_spaces};
 use holdfast_app::genesis::{GENESIS_BYTES_MAX, GenesisDoc};
 use holdfast_app::snapshots::SnapshotStore;
 use holdfast_app::state::{DiskStore, StateOptions};
-use holdfast_app::upgrades::Upgrades;
 use holdfast_app::what_if;
 
 use crate::cli::StartConfig;
+use crate::program::Program;
 use crate::upkeep::{SnapshotDuty, Upkeep};
 
 /// Options of the app.
@@ -21,9 +21,16 @@ pub(crate) fn app_options(config: &StartConfig) -> AppOptions {
     AppOptions {
         min_gas_price: config.min_gas_price,
         what_if,
-        upgrades: Upgrades::default().skipping(&config.skip_upgrades),
+        composition: Program::get().composition.clone(),
+        upgrades: Program::get().upgrades.clone().skipping(&config.skip_upgrades),
         ..AppOptions::default()
     }
+}
+
+/// Options of every command that opens a home's state: modules that an upgrade of this binary adds may be missing there.
+pub(crate) fn state_options() -> StateOptions {
+    let added_modules = Program::get().upgrades.added_modules().into_iter().map(str::to_owned).collect();
+    StateOptions { added_modules, ..StateOptions::default() }
 }
 
 /// The state database, empty or not.
@@ -31,7 +38,7 @@ pub(crate) fn app_options(config: &StartConfig) -> AppOptions {
 /// # Errors
 /// A folder in use, or one of another program.
 pub(crate) fn state(config: &StartConfig) -> Result<DiskStore> {
-    let options = StateOptions { keep_recent: config.pruning.keep_recent(), ..StateOptions::default() };
+    let options = StateOptions { keep_recent: config.pruning.keep_recent(), ..state_options() };
     Ok(DiskStore::open(config.home.join("data/state"), &state_spaces(), options)?)
 }
 

@@ -47,6 +47,10 @@ pub(super) const META_MODULES: &str = "modules";
 pub(super) const META_LATEST: &str = "latest";
 pub(super) const META_EARLIEST: &str = "earliest";
 
+/// Bytes of closed journals from which on the engine writes out the tables that hold them. What is in a journal is read back at
+/// start; the engine's own limit, eight times as much, would take seconds.
+const JOURNALS_BYTES: u64 = 64 << 20;
+
 /// Where batches become durable. The seam at which tests let the disk fail.
 pub(super) trait Sink: Send + Sync {
     /// Writes `batch` to stable storage, all of it or nothing.
@@ -106,7 +110,11 @@ impl Tables {
             other => StateError::corrupt(other.to_string()),
         };
         journal::mend(path)?;
-        let db = Database::builder(path).cache_size(options.block_cache_bytes).open().map_err(open)?;
+        let db = Database::builder(path)
+            .cache_size(options.block_cache_bytes)
+            .max_journaling_size(JOURNALS_BYTES)
+            .open()
+            .map_err(open)?;
         // Keys and pages are hashes for the most part: compression finds nothing in them. Lookups mostly hit.
         let found = || {
             KeyspaceCreateOptions::default()

@@ -10,6 +10,7 @@ use super::error::fail;
 use super::files::{self, HomeArgs};
 use super::output::Io;
 use super::snapshot;
+use crate::program::Program;
 
 /// Writes the state of a stopped node as a genesis file, from which a chain can start
 #[derive(Debug, clap::Args)]
@@ -34,7 +35,9 @@ pub(crate) fn run(args: &ExportArgs, io: &mut Io<'_>) -> Result<()> {
         AppError::State(error) => snapshot::state_failure(&path, error),
         _ => fail(73, path.display().to_string(), error.to_string()),
     };
-    let app = App::open(state, AppOptions::default()).map_err(failed)?;
+    let Program { composition, upgrades } = Program::get().clone();
+    let options = AppOptions { composition, upgrades, ..AppOptions::default() };
+    let app = App::open(state, options).map_err(failed)?;
     let text = app.export(height).map_err(failed)?.to_json()?;
     match &args.output_document {
         Some(file) => files::write_whole(file, text.as_bytes(), false),

@@ -9,8 +9,10 @@
 //! | `Coin` | `10uhold` |
 //! | `FieldMask` | names with commas: `epoch_length,poc_length`, or `*` |
 //! | `PageRequest` | `--page-key` (base64, as printed), `--offset`, `--limit`, `--count-total`, `--reverse` |
-//! | other message | proto3 JSON |
+//! | other message | proto3 JSON, or `@FILE` with it; a packed message names its type in `@type` |
 //! | repeated | the flag several times, or a JSON array; coins also with commas |
+
+use std::io::Read;
 
 use anyhow::{Context, Result};
 use base64::Engine;
@@ -173,7 +175,34 @@ fn single<'t>(texts: &'t [String], flag: &str) -> Result<&'t str> {
     }
 }
 
+/// Longest file behind an `@`.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// JSON as given, or as the file named after `@` holds it.
+fn json_text(text: &str, flag: &str) -> Result<String> {
+    let Some(path) = text.strip_prefix('@') else { return Ok(text.to_owned()) };
+    let failed = |e: std::io::Error| bad(flag, text, &format!("cannot be read: {e}"));
+    let file = std::fs::File::open(path).map_err(failed)?;
+    let mut json = String::new();
+    file.take(FILE_BYTES_MAX.saturating_add(1)).read_to_string(&mut json).map_err(failed)?;
+    if json.len() as u64 > FILE_BYTES_MAX {
+        return Err(bad(flag, text, "the file is over 1 MiB"));
+    }
+    Ok(json)
+}
+
 fn field_value(field: &FieldDescriptor, texts: &[String], flag: &str) -> Result<Value> {
+    let is_json = message_of(field).is_some_and(|m| {
+        let name = m.full_name();
+        name != COIN && name != MASK && !JSON_STRINGS.contains(&name)
+    });
+    if is_json && texts.iter().any(|text| text.starts_with('@')) {
+        let read: Vec<String> = texts.iter().map(|text| json_text(text, flag)).collect::<Result<_>>()?;
+        if let Some(text) = read.iter().find(|text| text.starts_with('@')) {
+            return Err(bad(flag, text, "a file named after @ holds JSON, not the name of another file"));
+        }
+        return field_value(field, &read, flag);
+    }
     if field.is_map() {
         return through_json(field, parse_json(single(texts, flag)?, flag, "object")?, flag);
     }

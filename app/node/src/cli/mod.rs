@@ -48,6 +48,7 @@ mod wiring;
 pub use error::{CLI_ERROR_CODES, CliError};
 pub use start::StartConfig;
 
+use crate::program::Program;
 use catalog::Method;
 use error::{EXIT_USAGE, fail, from_clap, one_line};
 use output::Io;
@@ -200,6 +201,12 @@ fn told(error: &anyhow::Error) -> (String, u8) {
 /// Runs the process's command line: 0 when it did what was asked, 1 when that failed, 2 when the command line was not
 /// understood.
 pub fn run() -> ExitCode {
+    run_program(Program::default())
+}
+
+/// [`run`] for a node with modules and upgrades of its own.
+pub fn run_program(program: Program) -> ExitCode {
+    program.set();
     let words: Vec<OsString> = std::env::args_os().collect();
     let (stdin, mut out, mut err) = (std::io::stdin(), std::io::stdout(), std::io::stderr());
     let terminal = stdin.is_terminal();

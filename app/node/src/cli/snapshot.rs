@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use holdfast_app::app::state_spaces;
 use holdfast_app::snapshots::{self, SnapshotError, SnapshotFolder, SnapshotStore, restore_folder};
-use holdfast_app::state::{CommitStore, DiskStore, StateError, StateOptions};
+use holdfast_app::state::{CommitStore, DiskStore, StateError};
 use serde_json::{Value, json};
 
 use super::error::fail;
@@ -101,7 +101,7 @@ pub(crate) fn open_state(home: &Home) -> Result<DiskStore> {
 }
 
 fn open(path: &Path) -> Result<DiskStore> {
-    DiskStore::open(path, &state_spaces(), StateOptions::default())
+    DiskStore::open(path, &state_spaces(), crate::open::state_options())
         .map_err(|error| state_failure(path, &error))
 }
 

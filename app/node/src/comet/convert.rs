@@ -59,6 +59,18 @@ pub(crate) fn validator(update: ValidatorUpdate) -> Result<pb::ValidatorUpdate> 
     Ok(pb::ValidatorUpdate { pub_key: Some(crypto::PublicKey { sum: Some(sum) }), power })
 }
 
+/// A validator as the engine names it.
+///
+/// # Errors
+/// A key of no known type.
+pub(crate) fn validator_update(update: &pb::ValidatorUpdate) -> Result<ValidatorUpdate> {
+    let public_key = match update.pub_key.as_ref().and_then(|key| key.sum.clone()) {
+        Some(crypto::public_key::Sum::Ed25519(bytes) | crypto::public_key::Sum::Secp256k1(bytes)) => bytes,
+        None => bail!("validators: pub_key: neither ed25519 nor secp256k1"),
+    };
+    Ok(ValidatorUpdate { public_key, power: update.power })
+}
+
 /// What a block did.
 ///
 /// # Errors
