@@ -14,7 +14,7 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
-use holdfast_gov::Plan;
+pub use holdfast_gov::Plan;
 use holdfast_store::KvRead;
 use holdfast_types::{Context, Height, ModuleError};
 use thiserror::Error;

@@ -1,6 +1,7 @@
 //! Opening a home folder's chain: the one place that decides with which options.
 
 use std::num::NonZero;
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
@@ -8,6 +9,7 @@ use holdfast_app::app::{App, AppError, AppOptions, state_spaces};
 use holdfast_app::genesis::{GENESIS_BYTES_MAX, GenesisDoc};
 use holdfast_app::snapshots::SnapshotStore;
 use holdfast_app::state::{DiskStore, StateOptions};
+use holdfast_app::upgrades::{Plan, UPGRADE_INFO, write_upgrade_info};
 use holdfast_app::what_if;
 
 use crate::cli::StartConfig;
@@ -84,6 +86,14 @@ pub(crate) fn app(config: &StartConfig) -> Result<App<DiskStore>> {
             Ok(App::from_genesis(state(config)?, app_options(config), &genesis(config)?)?)
         }
         Err(error) => Err(error.into()),
+    }
+}
+
+/// Leaves `upgrade-info.json` for cosmovisor when `error` is that the chain waits for another binary. Gives the error back.
+pub(crate) fn tell_supervisor(data: &Path, plan: Option<Plan>, error: anyhow::Error) -> anyhow::Error {
+    match plan.map(|plan| write_upgrade_info(data, &plan)) {
+        Some(Err(e)) => error.context(format!("cannot write {}: {e}", data.join(UPGRADE_INFO).display())),
+        Some(Ok(())) | None => error,
     }
 }
 

@@ -204,14 +204,14 @@ fn starts(scene: &mut Scene, participants: usize, label: &str) -> Result<Vec<(us
     Ok(started)
 }
 
-fn run_block(scene: &mut Scene, txs: Vec<Vec<u8>>) -> Result<()> {
+pub(crate) fn run_block(scene: &mut Scene, txs: Vec<Vec<u8>>) -> Result<()> {
     let block = scene.block(txs);
     all_succeeded(&scene.app.finalize_block(&block)?)?;
     Ok(scene.app.commit()?)
 }
 
 /// The end of `block` by itself, after these messages, on a branch of the last commit that is dropped.
-fn end_block(scene: &Scene, block: &Block, messages: &[Any]) -> Result<Took> {
+pub(crate) fn end_block(scene: &Scene, block: &Block, messages: &[Any]) -> Result<Took> {
     let shared = scene.app.shared();
     let snapshot = shared.store().snapshot();
     let mut branch = BranchKv::new(&snapshot);

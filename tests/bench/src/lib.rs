@@ -7,13 +7,17 @@
 //! Each benchmark gives [`Row`]s. A row has a peer's value beside ours when the peer ran too.
 
 pub mod chain;
+pub mod consensus;
 pub mod draw;
 pub mod endblock;
+pub mod gov;
 pub mod measure;
 pub mod scene;
 pub mod signatures;
+pub mod state;
 pub mod store;
 pub mod trace;
+pub mod what_if;
 pub mod workload;
 
 use serde::{Deserialize, Serialize};

@@ -1,5 +1,7 @@
 //! A chain on disk with as many gateways and executors as a benchmark asks for, and the transactions they sign.
 
+use std::path::Path;
+
 use anyhow::{Context, Result, ensure};
 use holdfast_app::app::{App, AppOptions, Block, FinalizedBlock, state_spaces};
 use holdfast_app::state::{DiskStore, StateOptions};
@@ -7,6 +9,8 @@ use holdfast_app::tx::{TxBuilder, pack};
 use holdfast_node::devnet::config::Preset;
 use holdfast_node::devnet::executors::{ExecutorSpec, Profile};
 use holdfast_node::devnet::genesis::{Account, Accounts, CHAIN_ID, DENOM, document};
+use holdfast_proto::cosmos::base::v1beta1::Coin as PbCoin;
+use holdfast_proto::cosmos::gov::v1 as gov_pb;
 use holdfast_proto::holdfast::inference::v1 as pb;
 use holdfast_proto::{Any, Message};
 use holdfast_types::{Coin, Hrp, ValidationParams};
@@ -18,6 +22,8 @@ const FEE: u128 = 1_000;
 const GAS_LIMIT: u64 = 1_000_000;
 const PROMPT_TOKENS: u64 = 2_000;
 const MAX_TOKENS: u64 = 500;
+/// A tenth of what opens a vote.
+const DEPOSIT: u128 = 1_000_000;
 /// Seconds since 1970 of height 0; five seconds a block.
 const GENESIS_SECONDS: u64 = 1_704_067_200;
 
@@ -75,6 +81,16 @@ fn accounts(label: u64, count: usize, first_number: usize) -> Vec<Account> {
 impl Scene {
     /// A chain before its first block, under the recommended parameters or others.
     pub fn new(gateways: usize, executors: usize, params: Option<ValidationParams>) -> Result<Self> {
+        Self::with_options(gateways, executors, params, |_| AppOptions::default())
+    }
+
+    /// The same with node-local choices, which may keep files in the scene's folder.
+    pub fn with_options(
+        gateways: usize,
+        executors: usize,
+        params: Option<ValidationParams>,
+        options: impl FnOnce(&Path) -> AppOptions,
+    ) -> Result<Self> {
         let all =
             Accounts { gateways: accounts(1, gateways, 0), executors: accounts(2, executors, gateways) };
         let spec = |index: usize| ExecutorSpec {
@@ -92,7 +108,7 @@ impl Scene {
         }
         let dir = tempfile::Builder::new().prefix("holdfast-bench-").tempdir()?;
         let store = DiskStore::open(dir.path().join("state"), &state_spaces(), StateOptions::default())?;
-        let app = App::from_genesis(store, AppOptions::default(), &doc)?;
+        let app = App::from_genesis(store, options(dir.path()), &doc)?;
         let party = |accounts: Vec<Account>| accounts.into_iter().map(Party::new).collect();
         Ok(Self { app, gateways: party(all.gateways), executors: party(all.executors), dir })
     }
@@ -130,6 +146,20 @@ impl Scene {
     pub fn finish(&mut self, executor: usize, id: &str) -> Result<Vec<u8>> {
         let message = self.finish_message(executor, id)?;
         Ok(self.executors.get_mut(executor).context("no such executor")?.sign(message))
+    }
+
+    /// A signed proposal without messages, with a deposit that does not open the vote.
+    pub fn propose(&mut self, gateway: usize, title: &str) -> Result<Vec<u8>> {
+        let gateway = self.gateways.get_mut(gateway).context("no such gateway")?;
+        let message = gov_pb::MsgSubmitProposal {
+            initial_deposit: vec![PbCoin { denom: DENOM.into(), amount: DEPOSIT.to_string() }],
+            proposer: gateway.name.clone(),
+            metadata: "text only".into(),
+            title: title.into(),
+            summary: "What it is about".into(),
+            ..gov_pb::MsgSubmitProposal::default()
+        };
+        Ok(gateway.sign(pack(&message)))
     }
 
     /// The next block with these transactions.

@@ -215,7 +215,7 @@ pub fn fsync_probe(dir: &Path) -> Result<f64> {
 }
 
 /// Waits until the folder's size has been still for three seconds, at most 90: background work of the load is done.
-fn settle(dir: &Path) {
+pub(crate) fn settle(dir: &Path) {
     let (mut last, mut still) = (u64::MAX, 0);
     for _ in 0..90 {
         if still == 3 {
@@ -228,7 +228,7 @@ fn settle(dir: &Path) {
     }
 }
 
-fn folder_bytes(dir: &Path) -> u64 {
+pub(crate) fn folder_bytes(dir: &Path) -> u64 {
     let Ok(entries) = fs::read_dir(dir) else { return 0 };
     entries
         .flatten()

@@ -21,6 +21,11 @@ pub(crate) const MODELS: [&str; 2] = ["model-1", "model-2"];
 /// Blocks of an epoch of every chain here.
 pub(crate) const EPOCH: i64 = 25;
 
+/// Deposit at which voting on a proposal begins.
+pub(crate) const DEPOSIT: u128 = 10_000_000;
+/// The same of an expedited one.
+pub(crate) const EXPEDITED: u128 = 50_000_000;
+
 /// The secret key number `number`.
 pub(crate) fn key(number: u8) -> SigningKey {
     SigningKey::from_slice(&[number; 32]).expect("a number from 1 to 255, 32 times, is a key")
@@ -97,6 +102,50 @@ impl Chain {
         chain
     }
 
+    /// Seconds to vote on a proposal, and on an expedited one. Deposits are [`DEPOSIT`] and [`EXPEDITED`].
+    pub(crate) fn vote_within(&self, seconds: u32, expedited: u32) {
+        self.edit_genesis(|genesis| {
+            let params = &mut genesis["app_state"]["gov"]["params"];
+            params["voting_period"] = format!("{seconds}s").into();
+            params["expedited_voting_period"] = format!("{expedited}s").into();
+        });
+    }
+
+    /// Begins with the proposal 1, made by account `proposer`, on which the executor `voter` has voted Yes; the vote
+    /// ends in the year 2100. An upgrade is planned for a height that no test reaches.
+    pub(crate) fn with_proposal(self, proposer: u8, voter: u8) -> Self {
+        let (proposer, voter) = (address(proposer).to_string(), address(voter).to_string());
+        self.edit_genesis(|genesis| {
+            let state = &mut genesis["app_state"];
+            let deposit = json!([{ "denom": DENOM, "amount": DEPOSIT.to_string() }]);
+            state["gov"]["next_proposal_id"] = "2".into();
+            state["gov"]["proposals"] = json!([{
+                "id": "1",
+                "messages": [{
+                    "@type": "/holdfast.participants.v1.MsgRegisterModel",
+                    "authority": module_address("gov").to_string(),
+                    "model": { "id": "model-3" },
+                }],
+                "status": "PROPOSAL_STATUS_VOTING_PERIOD",
+                "submit_time": "2026-01-01T00:00:00Z",
+                "deposit_end_time": "2026-01-03T00:00:00Z",
+                "total_deposit": deposit,
+                "voting_start_time": "2026-01-02T00:00:00Z",
+                "voting_end_time": "2100-01-01T00:00:00Z",
+                "title": "A third model",
+                "summary": "Registers it.",
+                "proposer": proposer,
+            }]);
+            state["gov"]["deposits"] =
+                json!([{ "proposal_id": "1", "depositor": proposer, "amount": deposit }]);
+            let yes = json!([{ "option": "VOTE_OPTION_YES", "weight": "1" }]);
+            state["gov"]["votes"] = json!([{ "proposal_id": "1", "voter": voter, "options": yes }]);
+            state["gov"]["plan"] = json!({ "name": "v9", "height": "1000000" });
+            add_balance(&mut state["bank"], &module_address("gov"), DEPOSIT);
+        });
+        self
+    }
+
     pub(crate) fn path(&self) -> PathBuf {
         self.dir.path().join("home")
     }
@@ -140,13 +189,15 @@ impl Chain {
     }
 }
 
-/// A validator key of 33 bytes in base64 that no other number has.
+/// An ed25519 key in base64 that no other number has: its 32 bytes are all this number.
 fn validator_key(number: u8) -> String {
     const LETTERS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    // Three bytes are four letters, so eleven times the same three are eleven times the same four.
+    // Three bytes are four letters; the last two of 32 are three, padded.
     let bits = u32::from_be_bytes([0, number, number, number]);
-    let letter = |shift: u32| char::from(LETTERS[(bits >> shift) as usize & 63]);
-    [18, 12, 6, 0].into_iter().map(letter).collect::<String>().repeat(11)
+    let letter = |bits: u32, shift: u32| char::from(LETTERS[(bits >> shift) as usize & 63]);
+    let whole: String = [18, 12, 6, 0].into_iter().map(|shift| letter(bits, shift)).collect();
+    let rest: String = [18, 12, 6].into_iter().map(|shift| letter(bits & 0xff_ff00, shift)).collect();
+    whole.repeat(10) + &rest + "="
 }
 
 fn add_balance(bank: &mut Value, address: &AccountId, amount: u128) {

@@ -10,8 +10,13 @@ use cosmrs::proto::cosmos::auth::v1beta1::query_client::QueryClient as AuthClien
 use cosmrs::proto::cosmos::bank::v1beta1::QueryBalanceRequest;
 use cosmrs::proto::cosmos::bank::v1beta1::query_client::QueryClient as BankClient;
 use cosmrs::proto::cosmos::base::abci::v1beta1::TxResponse;
+use cosmrs::proto::cosmos::gov::v1 as gov;
+use cosmrs::proto::cosmos::gov::v1::query_client::QueryClient as GovClient;
 use cosmrs::proto::cosmos::tx::v1beta1::service_client::ServiceClient;
 use cosmrs::proto::cosmos::tx::v1beta1::{BroadcastMode, BroadcastTxRequest, GetTxRequest, TxRaw};
+use cosmrs::proto::cosmos::upgrade::v1beta1::Plan;
+use cosmrs::proto::cosmos::upgrade::v1beta1::QueryCurrentPlanRequest;
+use cosmrs::proto::cosmos::upgrade::v1beta1::query_client::QueryClient as UpgradeClient;
 use cosmrs::tx::{Body, Fee, SignDoc, SignerInfo};
 use cosmrs::{AccountId, Any, Coin};
 use holdfast_proto::{Message, Name};
@@ -114,6 +119,39 @@ impl Client {
 
     pub(crate) fn tx(&self) -> ServiceClient<Channel> {
         ServiceClient::new(self.channel.clone())
+    }
+
+    pub(crate) fn gov(&self) -> GovClient<Channel> {
+        GovClient::new(self.channel.clone())
+    }
+
+    /// A proposal as cosmrs reads it.
+    pub(crate) async fn proposal(&self, id: u64) -> Result<gov::Proposal, Status> {
+        let request = gov::QueryProposalRequest { proposal_id: id };
+        let answer = self.gov().proposal(request).await?.into_inner();
+        Ok(answer.proposal.expect("a proposal"))
+    }
+
+    /// The proposal once it is decided.
+    pub(crate) async fn decided(&self, id: u64) -> gov::Proposal {
+        for _ in 0..3_000 {
+            let proposal = self.proposal(id).await.expect("known");
+            if !matches!(
+                proposal.status(),
+                gov::ProposalStatus::DepositPeriod | gov::ProposalStatus::VotingPeriod
+            ) {
+                return proposal;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        panic!("proposal {id} is not decided");
+    }
+
+    /// The planned upgrade.
+    pub(crate) async fn plan(&self) -> Option<Plan> {
+        let mut client = UpgradeClient::new(self.channel.clone());
+        let answer = client.current_plan(QueryCurrentPlanRequest {}).await.expect("an answer");
+        answer.into_inner().plan
     }
 
     /// The account as the chain has it now.
@@ -255,6 +293,24 @@ impl Wallet {
         self.account.sequence += 1;
         self.client.executed(&response.txhash).await
     }
+}
+
+/// A proposal as cosmrs knows it, with nothing of what this chain adds.
+pub(crate) fn submit(by: &Wallet, title: &str, messages: Vec<Any>, deposit: u128) -> gov::MsgSubmitProposal {
+    gov::MsgSubmitProposal {
+        messages,
+        initial_deposit: vec![coin(deposit, DENOM).into()],
+        proposer: by.id.to_string(),
+        metadata: String::new(),
+        title: title.into(),
+        summary: format!("{title}: see the messages."),
+        expedited: false,
+    }
+}
+
+/// A vote as cosmrs knows it.
+pub(crate) fn vote(by: &Wallet, proposal_id: u64, option: gov::VoteOption) -> gov::MsgVote {
+    gov::MsgVote { proposal_id, voter: by.id.to_string(), option: option.into(), metadata: String::new() }
 }
 
 /// A message of this chain as cosmrs carries it.

@@ -9,6 +9,7 @@
 //! | `cli` | keys, transactions and queries from the command line |
 //! | `proofs` | proofs of the state, verified by the ICS 23 of Go and JavaScript |
 //! | `reads` | a thousand calls of each query change nothing |
+//! | `network` | four validators beside real CometBFT: kills, late joiners, votes, proofs, an upgrade |
 //! | `crash` | kill -9 at random instants: a node and its twin, a devnet that is resumed |
 //! | `devnet` | the inference network: repeatable, conserving, and what the breaker does in it |
 //!
@@ -29,6 +30,8 @@ mod crash;
 mod devnet;
 #[cfg(test)]
 mod messages;
+#[cfg(test)]
+mod network;
 #[cfg(test)]
 mod node;
 #[cfg(test)]

@@ -3,9 +3,13 @@
 use std::collections::BTreeSet;
 
 use cosmrs::proto::cosmos::base::abci::v1beta1::TxMsgData;
+use cosmrs::proto::cosmos::gov::v1 as gov;
 use cosmrs::proto::cosmos::tx::v1beta1::SimulateRequest;
+use cosmrs::proto::cosmos::upgrade::v1beta1 as upgrade;
 use cosmrs::tx::Msg;
+use holdfast_proto::cosmos::auth::v1beta1 as auth;
 use holdfast_proto::cosmos::base::v1beta1::Coin;
+use holdfast_proto::cosmos::gov::v1 as own_gov;
 use holdfast_proto::holdfast::breaker::v1 as breaker;
 use holdfast_proto::holdfast::epochs::v1 as epochs;
 use holdfast_proto::holdfast::inference::v1 as inference;
@@ -13,8 +17,8 @@ use holdfast_proto::holdfast::participants::v1 as participants;
 use holdfast_proto::{FieldMask, Message, Name, pool};
 use tonic::Code;
 
-use crate::chain::{Chain, DENOM, EPOCH, FUNDS, MODELS, Node, address, module_address};
-use crate::client::{Client, FEE, Wallet, altered, any, attributes, block_on, coin};
+use crate::chain::{Chain, DENOM, DEPOSIT, EPOCH, EXPEDITED, FUNDS, MODELS, Node, address, module_address};
+use crate::client::{Client, FEE, Wallet, altered, any, attributes, block_on, coin, submit, vote};
 
 type TxResponse = cosmrs::proto::cosmos::base::abci::v1beta1::TxResponse;
 
@@ -377,7 +381,11 @@ async fn serve_and_leave(scene: &mut Scene, claimable: u64) {
 
 /// Who may change parameters is an account without a key, so nobody else gets through either way.
 async fn authority_only(scene: &mut Scene) {
-    async fn both<M: Message + Name>(scene: &mut Scene, module: &str, message: impl Fn(String) -> M) {
+    async fn both<M: Message + Name>(
+        scene: &mut Scene,
+        (module, code): (&str, u32),
+        message: impl Fn(String) -> M,
+    ) {
         let gov = module_address("gov").to_string();
         // In the name of the module account: nobody can sign for it.
         let raw = scene.gateway.draft(vec![any(&message(gov.clone()))]).sign(&scene.gateway.key);
@@ -385,34 +393,34 @@ async fn authority_only(scene: &mut Scene) {
         bad(&response, "sdk", 4, &gov);
         // In one's own name: the module refuses.
         let own = message(scene.gateway.id.to_string());
-        bad(&scene.gateway(own).await, module, 2, "authority");
+        bad(&scene.gateway(own).await, module, code, "authority");
     }
     let mask = |path: &str| Some(FieldMask { paths: vec![path.into()] });
-    both(scene, "epochs", |authority| epochs::MsgUpdateParams {
+    both(scene, ("epochs", 2), |authority| epochs::MsgUpdateParams {
         authority,
         params: Some(epochs::Params { epoch_length: 7, poc_length: 0 }),
         update_mask: mask("epoch_length"),
     })
     .await;
-    both(scene, "participants", |authority| participants::MsgRegisterModel {
+    both(scene, ("participants", 2), |authority| participants::MsgRegisterModel {
         authority,
         model: Some(participants::Model { id: "model-3".into() }),
     })
     .await;
-    both(scene, "participants", |authority| participants::MsgUpdateParams {
+    both(scene, ("participants", 2), |authority| participants::MsgUpdateParams {
         authority,
         params: Some(participants::Params { max_models: 7, ..Default::default() }),
         update_mask: mask("max_models"),
     })
     .await;
-    both(scene, "inference", |authority| inference::MsgUpdateParams {
+    both(scene, ("inference", 2), |authority| inference::MsgUpdateParams {
         authority,
         params: Some(inference::Params { token_price: uhold(7), ..Default::default() }),
         update_mask: mask("token_price"),
     })
     .await;
     let executor = scene.executor.id.to_string();
-    both(scene, "breaker", |authority| breaker::MsgSetBreakerOverride {
+    both(scene, ("breaker", 2), |authority| breaker::MsgSetBreakerOverride {
         authority,
         model: MODELS[0].into(),
         participant: executor.clone(),
@@ -420,12 +428,260 @@ async fn authority_only(scene: &mut Scene) {
         until_block: 10_000,
     })
     .await;
+    both(scene, ("auth", 4), |authority| auth::MsgUpdateParams {
+        authority,
+        params: Some(auth::Params { max_memo_characters: 7, ..Default::default() }),
+        update_mask: mask("max_memo_characters"),
+    })
+    .await;
+    both(scene, ("gov", 13), |authority| own_gov::MsgUpdateParams {
+        authority,
+        params: Some(own_gov::Params { quorum: "0.1".into(), ..Default::default() }),
+        update_mask: mask("quorum"),
+    })
+    .await;
+    both(scene, ("gov", 13), |authority| upgrade::MsgSoftwareUpgrade { authority, plan: Some(plan()) }).await;
+    both(scene, ("gov", 13), |authority| upgrade::MsgCancelUpgrade { authority }).await;
+}
+
+/// An upgrade at a height that no test reaches.
+fn plan() -> upgrade::Plan {
+    upgrade::Plan { name: "v9".into(), height: 1_000_000, info: "{}".into(), ..Default::default() }
+}
+
+/// Waits until the chain says so.
+async fn soon(what: &str, mut ask: impl AsyncFnMut() -> bool) {
+    for _ in 0..3_000 {
+        if ask().await {
+            return;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    panic!("not in time: {what}");
+}
+
+/// One message of every module that has parameters, and the others that only the authority may send.
+fn of_the_authority(executor: &str) -> Vec<cosmrs::Any> {
+    let authority = module_address("gov").to_string();
+    let mask = |path: &str| Some(FieldMask { paths: vec![path.into()] });
+    vec![
+        any(&auth::MsgUpdateParams {
+            authority: authority.clone(),
+            params: Some(auth::Params { max_memo_characters: 300, ..Default::default() }),
+            update_mask: mask("max_memo_characters"),
+        }),
+        any(&epochs::MsgUpdateParams {
+            authority: authority.clone(),
+            params: Some(epochs::Params { epoch_length: 30, poc_length: 0 }),
+            update_mask: mask("epoch_length"),
+        }),
+        any(&participants::MsgRegisterModel {
+            authority: authority.clone(),
+            model: Some(participants::Model { id: "model-3".into() }),
+        }),
+        any(&participants::MsgUpdateParams {
+            authority: authority.clone(),
+            params: Some(participants::Params { max_models: 7, ..Default::default() }),
+            update_mask: mask("max_models"),
+        }),
+        any(&inference::MsgUpdateParams {
+            authority: authority.clone(),
+            params: Some(inference::Params { token_price: uhold(7), ..Default::default() }),
+            update_mask: mask("token_price"),
+        }),
+        any(&breaker::MsgSetBreakerOverride {
+            authority: authority.clone(),
+            model: MODELS[0].into(),
+            participant: executor.into(),
+            to: breaker::OverrideTo::Excluded.into(),
+            until_block: 100_000,
+        }),
+        any(&own_gov::MsgUpdateParams {
+            authority: authority.clone(),
+            params: Some(own_gov::Params { quorum: "0.2".into(), ..Default::default() }),
+            update_mask: mask("quorum"),
+        }),
+        any(&upgrade::MsgSoftwareUpgrade { authority, plan: Some(plan()) }),
+    ]
+}
+
+/// A proposal collects its deposit, is voted on and changes what only governance can; returns what was burned.
+async fn govern(scene: &mut Scene) -> u128 {
+    let before = (scene.gateway.balance().await, scene.joiner.balance().await);
+    let executor = scene.executor.id.to_string();
+    let messages = of_the_authority(&executor);
+    let response = scene.gateway(submit(&scene.gateway, "All at once", messages.clone(), DEPOSIT - 6)).await;
+    good(&response);
+    assert_eq!(answer::<gov::MsgSubmitProposalResponse>(&response).proposal_id, 1);
+    assert_eq!(attributes(&response, "submit_proposal", "proposal_id"), ["1"]);
+    assert!(attributes(&response, "submit_proposal", "voting_period_start").is_empty());
+    assert_eq!(attributes(&response, "proposal_deposit", "amount"), ["9999994uhold"]);
+    let open = scene.client.proposal(1).await.expect("known");
+    assert_eq!((open.status(), &open.messages), (gov::ProposalStatus::DepositPeriod, &messages));
+    assert_eq!((open.title.as_str(), open.proposer), ("All at once", scene.gateway.id.to_string()));
+    let yes = vote(&scene.executor, 1, gov::VoteOption::Yes);
+    bad(&scene.executor(yes.clone()).await, "gov", 3, "deposits");
+
+    // Too little for one deposit, which is a hundredth of all at least.
+    let depositor = scene.joiner.id.to_string();
+    let deposit = gov::MsgDeposit { proposal_id: 1, depositor, amount: vec![coin(6, DENOM).into()] };
+    bad(&scene.joiner(deposit.clone()).await, "gov", 16, "amount");
+    let deposit = gov::MsgDeposit { amount: vec![coin(100_000, DENOM).into()], ..deposit };
+    let response = scene.joiner(deposit).await;
+    good(&response);
+    assert_eq!(attributes(&response, "proposal_deposit", "voting_period_start"), ["1"]);
+    assert_eq!(scene.client.balance(&module_address("gov")).await, DEPOSIT - 6 + 100_000);
+    let deposits = gov::QueryDepositsRequest { proposal_id: 1, pagination: None };
+    let deposits = scene.client.gov().deposits(deposits).await.expect("an answer").into_inner().deposits;
+    assert_eq!(deposits.len(), 2);
+
+    let response = scene.executor(yes).await;
+    good(&response);
+    assert_eq!(attributes(&response, "proposal_vote", "proposal_id"), ["1"]);
+    let part = |option: gov::VoteOption, weight: &str| gov::WeightedVoteOption {
+        option: option.into(),
+        weight: weight.into(),
+    };
+    let options = vec![part(gov::VoteOption::Yes, "0.7"), part(gov::VoteOption::Abstain, "0.3")];
+    let voter = executor.clone();
+    let parts = gov::MsgVoteWeighted { proposal_id: 1, voter, options, metadata: "both".into() };
+    good(&scene.executor(parts).await);
+    let request = gov::QueryVoteRequest { proposal_id: 1, voter: executor.clone() };
+    let stored =
+        scene.client.gov().vote(request).await.expect("an answer").into_inner().vote.expect("a vote");
+    assert_eq!((stored.options.len(), stored.metadata.as_str()), (2, "both"), "the later vote counts");
+
+    let decided = scene.client.decided(1).await;
+    assert_eq!(decided.status(), gov::ProposalStatus::Passed, "{decided:?}");
+    let tally = decided.final_tally_result.expect("a count");
+    assert_eq!((tally.yes_count.as_str(), tally.abstain_count.as_str()), ("70", "30"));
+    assert_eq!((tally.no_count.as_str(), tally.no_with_veto_count.as_str()), ("0", "0"));
+    changed(scene, &executor).await;
+
+    cancelled_upgrade(scene).await;
+
+    // Taken back by its proposer: half of the deposit is burned.
+    let text = gov::MsgSubmitProposal {
+        metadata: "only words".into(),
+        ..submit(&scene.gateway, "Words", Vec::new(), 200_000)
+    };
+    let response = scene.gateway(text).await;
+    good(&response);
+    let proposal_id = answer::<gov::MsgSubmitProposalResponse>(&response).proposal_id;
+    let cancel = gov::MsgCancelProposal { proposal_id, proposer: scene.gateway.id.to_string() };
+    let response = scene.gateway(cancel).await;
+    good(&response);
+    let cancelled: gov::MsgCancelProposalResponse = answer(&response);
+    assert_eq!(cancelled.canceled_height, u64::try_from(response.height).expect("a height"));
+    let gone = scene.client.proposal(proposal_id).await.expect_err("it is gone");
+    assert_eq!(gone.code(), Code::NotFound);
+
+    // All other deposits are back.
+    let client = scene.client.clone();
+    soon("deposits are settled", async || client.balance(&module_address("gov")).await == 0).await;
+    let fees = (5 * FEE, 2 * FEE);
+    assert_eq!(scene.gateway.balance().await, before.0 - 100_000 - fees.0);
+    assert_eq!(scene.joiner.balance().await, before.1 - fees.1);
+    100_000
+}
+
+/// What [`of_the_authority`] asks for is so, some of it from the next epoch on.
+async fn changed(scene: &Scene, executor: &str) {
+    let client = &scene.client;
+    async fn read<A: Message + Default>(client: &Client, path: &str) -> A {
+        let (answer, _) = client.raw(path, Vec::new(), None).await.expect("an answer");
+        A::decode(answer.as_slice()).expect("it decodes")
+    }
+    let answer: auth::QueryParamsResponse = read(client, "/cosmos.auth.v1beta1.Query/Params").await;
+    assert_eq!(answer.params.expect("params").max_memo_characters, 300);
+    let answer: participants::QueryModelsResponse =
+        read(client, "/holdfast.participants.v1.Query/Models").await;
+    assert_eq!(
+        answer.models.iter().map(|m| m.id.as_str()).collect::<Vec<_>>(),
+        [MODELS[0], MODELS[1], "model-3"]
+    );
+    let answer: breaker::QueryOverridesResponse = read(client, "/holdfast.breaker.v1.Query/Overrides").await;
+    let row = answer.overrides.first().expect("an override");
+    assert_eq!((row.participant.as_str(), row.to()), (executor, breaker::OverrideTo::Excluded));
+    let params = gov::QueryParamsRequest { params_type: "tallying".into() };
+    let params = client.gov().params(params).await.expect("an answer").into_inner().params.expect("params");
+    assert_eq!(
+        (params.quorum.as_str(), params.threshold.as_str()),
+        ("0.200000000000000000", "0.500000000000000000")
+    );
+    assert_eq!(client.plan().await.map(|plan| (plan.name, plan.height)), Some(("v9".into(), 1_000_000)));
+    soon("participants' parameters", async || {
+        let answer: participants::QueryParamsResponse =
+            read(client, "/holdfast.participants.v1.Query/Params").await;
+        answer.params.expect("params").max_models == 7
+    })
+    .await;
+    soon("inference's parameters", async || {
+        let answer: inference::QueryParamsResponse =
+            read(client, "/holdfast.inference.v1.Query/Params").await;
+        answer.params.expect("params").token_price == uhold(7)
+    })
+    .await;
+    soon("the length of an epoch", async || {
+        let answer: epochs::QueryCurrentEpochResponse =
+            read(client, "/holdfast.epochs.v1.Query/CurrentEpoch").await;
+        answer.epoch.expect("an epoch").length == 30
+    })
+    .await;
+}
+
+/// Two expedited proposals pass; the second one can no longer be done when its turn comes, and changes nothing.
+async fn cancelled_upgrade(scene: &mut Scene) {
+    let authority = module_address("gov").to_string();
+    let cancel = any(&upgrade::MsgCancelUpgrade { authority: authority.clone() });
+    let free = any(&breaker::MsgSetBreakerOverride {
+        authority: authority.clone(),
+        model: MODELS[0].into(),
+        participant: scene.executor.id.to_string(),
+        to: breaker::OverrideTo::None.into(),
+        until_block: 0,
+    });
+    let other = any(&participants::MsgRegisterModel {
+        authority,
+        model: Some(participants::Model { id: "model-4".into() }),
+    });
+    for (id, messages) in [(2, vec![cancel.clone(), free]), (3, vec![other, cancel])] {
+        let message = gov::MsgSubmitProposal {
+            expedited: true,
+            ..submit(&scene.gateway, "In a hurry", messages, EXPEDITED)
+        };
+        let response = scene.gateway(message).await;
+        good(&response);
+        assert_eq!(attributes(&response, "submit_proposal", "voting_period_start"), [id.to_string()]);
+        good(&scene.executor(vote(&scene.executor, id, gov::VoteOption::Yes)).await);
+    }
+    let passed = scene.client.decided(2).await;
+    assert_eq!(passed.status(), gov::ProposalStatus::Passed, "{passed:?}");
+    assert_eq!(scene.client.plan().await, None);
+    let failed = scene.client.decided(3).await;
+    assert_eq!(failed.status(), gov::ProposalStatus::Failed, "{failed:?}");
+    assert!(
+        failed.failed_reason.contains("messages[1]") && failed.failed_reason.contains("code 27"),
+        "{}",
+        failed.failed_reason
+    );
+    let path = "/holdfast.participants.v1.Query/Models";
+    let answer: participants::QueryModelsResponse =
+        scene.client.call(path, &participants::QueryModelsRequest::default()).await.expect("an answer");
+    assert_eq!(answer.models.len(), 3, "the message before the one that failed is undone");
+    let path = "/holdfast.breaker.v1.Query/Overrides";
+    let answer: breaker::QueryOverridesResponse =
+        scene.client.call(path, &breaker::QueryOverridesRequest::default()).await.expect("an answer");
+    assert!(answer.overrides.is_empty());
 }
 
 /// Everything that only the authority could have changed.
 async fn governed(client: &Client) -> Vec<Vec<u8>> {
     let mut answers = Vec::new();
     for path in [
+        "/cosmos.auth.v1beta1.Query/Params",
+        "/cosmos.gov.v1.Query/Params",
+        "/cosmos.upgrade.v1beta1.Query/CurrentPlan",
         "/holdfast.epochs.v1.Query/Params",
         "/holdfast.participants.v1.Query/Params",
         "/holdfast.participants.v1.Query/Models",
@@ -440,6 +696,7 @@ async fn governed(client: &Client) -> Vec<Vec<u8>> {
 #[test]
 fn cosmrs_signs_and_broadcasts_every_message_of_the_chain() {
     let chain = Chain::with_executors("msgs-1", &[1, 3, 9], &[(9, 100)]);
+    chain.vote_within(4, 2);
     let node = chain.start("0.1");
     block_on(async {
         let mut scene = Scene::new(&node, &chain).await;
@@ -449,18 +706,19 @@ fn cosmrs_signs_and_broadcasts_every_message_of_the_chain() {
         let before = governed(&scene.client).await;
         authority_only(&mut scene).await;
         assert_eq!(governed(&scene.client).await, before);
+        let burned = govern(&mut scene).await;
         serve_and_leave(&mut scene, claimable).await;
         assert_eq!(scene.sent, message_types(), "every message was sent, and no other");
 
-        // Nothing was made or lost: what all have together is the supply.
+        // Nothing was made, and nothing lost but what was burned: what all have together is the supply.
         let mut sum = 0;
         for account in [1, 2, 3, 9].map(address) {
             sum += scene.client.balance(&account).await;
         }
-        for module in ["participants", "inference", "fee_collector"].map(module_address) {
+        for module in ["participants", "inference", "fee_collector", "gov"].map(module_address) {
             sum += scene.client.balance(&module).await;
         }
-        assert_eq!(sum, 3 * FUNDS + 100);
+        assert_eq!(sum, 3 * FUNDS + 100 - burned);
     });
     assert_eq!(node.stop("TERM").status.code(), Some(0));
 }

@@ -13,7 +13,7 @@ pub(crate) const SHORT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(10);
 
 /// The folder Cargo builds this profile into: two above the test program.
-fn built() -> PathBuf {
+pub(crate) fn built() -> PathBuf {
     let program = std::env::current_exe().expect("the test program has a path");
     program.ancestors().nth(2).expect("the test program lies in target/PROFILE/deps").to_path_buf()
 }

@@ -16,7 +16,7 @@ use tonic::Code;
 use crate::chain::{Chain, DENOM, MODELS, address};
 use crate::client::{Client, Wallet, any, block_on};
 
-/// A request for every query of a chain that has the accounts 1 and 2 and the executor 9.
+/// A request for every query of a chain that has the accounts 1 and 2, the executor 9 and a proposal of account 1.
 pub(crate) fn requests() -> Vec<(&'static str, Value)> {
     let (account, executor, model) = (address(1).to_string(), address(9).to_string(), MODELS[0]);
     let seed = "AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyA=";
@@ -24,6 +24,7 @@ pub(crate) fn requests() -> Vec<(&'static str, Value)> {
         ("cosmos.auth.v1beta1.Query/Account", json!({ "address": account })),
         ("cosmos.auth.v1beta1.Query/Accounts", json!({ "pagination": { "limit": "3" } })),
         ("cosmos.auth.v1beta1.Query/ModuleAccountByName", json!({ "name": "inference" })),
+        ("cosmos.auth.v1beta1.Query/Params", json!({})),
         ("cosmos.bank.v1beta1.Query/Balance", json!({ "address": account, "denom": DENOM })),
         ("cosmos.bank.v1beta1.Query/AllBalances", json!({ "address": account })),
         ("cosmos.bank.v1beta1.Query/SupplyOf", json!({ "denom": DENOM })),
@@ -31,10 +32,23 @@ pub(crate) fn requests() -> Vec<(&'static str, Value)> {
         ("cosmos.base.tendermint.v1beta1.Service/GetNodeInfo", json!({})),
         ("cosmos.base.tendermint.v1beta1.Service/GetLatestBlock", json!({})),
         ("cosmos.base.tendermint.v1beta1.Service/GetBlockByHeight", json!({ "height": "1" })),
+        ("cosmos.gov.v1.Query/Proposal", json!({ "proposal_id": "1" })),
+        ("cosmos.gov.v1.Query/Proposals", json!({ "voter": executor })),
+        ("cosmos.gov.v1.Query/Vote", json!({ "proposal_id": "1", "voter": executor })),
+        ("cosmos.gov.v1.Query/Votes", json!({ "proposal_id": "1" })),
+        ("cosmos.gov.v1.Query/Params", json!({ "params_type": "tallying" })),
+        ("cosmos.gov.v1.Query/Deposit", json!({ "proposal_id": "1", "depositor": account })),
+        ("cosmos.gov.v1.Query/Deposits", json!({ "proposal_id": "1" })),
+        ("cosmos.gov.v1.Query/TallyResult", json!({ "proposal_id": "1" })),
+        ("cosmos.upgrade.v1beta1.Query/CurrentPlan", json!({})),
+        ("cosmos.upgrade.v1beta1.Query/AppliedPlan", json!({ "name": "v1" })),
+        ("cosmos.upgrade.v1beta1.Query/ModuleVersions", json!({})),
+        ("cosmos.upgrade.v1beta1.Query/Authority", json!({})),
         ("holdfast.breaker.v1.Query/CircuitBreaker", json!({ "participant": executor, "model": model })),
         ("holdfast.breaker.v1.Query/CircuitBreakers", json!({ "model": model })),
         ("holdfast.breaker.v1.Query/BreakerSummary", json!({ "model": model })),
         ("holdfast.breaker.v1.Query/Overrides", json!({})),
+        ("holdfast.breaker.v1.Query/WhatIf", json!({ "model": model })),
         ("holdfast.epochs.v1.Query/Params", json!({})),
         ("holdfast.epochs.v1.Query/CurrentEpoch", json!({})),
         ("holdfast.epochs.v1.Query/Epoch", json!({ "index": "0" })),
@@ -51,6 +65,7 @@ pub(crate) fn requests() -> Vec<(&'static str, Value)> {
         ("holdfast.participants.v1.Query/Models", json!({})),
         ("holdfast.participants.v1.Query/EpochGroup", json!({ "model": model })),
         ("holdfast.participants.v1.Query/Maintenance", json!({ "participant": executor })),
+        ("holdfast.participants.v1.Query/Validators", json!({})),
     ]
 }
 
@@ -135,7 +150,7 @@ async fn call_often(client: &Client, path: &str, request: &[u8]) {
 
 #[test]
 fn a_thousand_calls_of_each_query_leave_app_hash_and_files_as_they_were() {
-    let chain = Chain::with_executors("reads-1", &[1, 2, 9], &[(9, 100)]);
+    let chain = Chain::with_executors("reads-1", &[1, 2, 9], &[(9, 100)]).with_proposal(1, 9);
     let node = chain.start("0.1");
     let hash = block_on(async {
         let client = Client::connect(&node.addr).await;

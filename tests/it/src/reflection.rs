@@ -4,18 +4,23 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::chain::{Chain, MODELS, Node, address};
+use crate::chain::{Chain, MODELS, Node, address, module_address};
 use crate::client::HEIGHT_HEADER;
 use crate::process::{Ran, SHORT, grpcurl, run};
 use crate::reads::requests;
 
 /// Every service of a node.
-const SERVICES: [&str; 16] = [
+const SERVICES: [&str; 21] = [
+    "cosmos.auth.v1beta1.Msg",
     "cosmos.auth.v1beta1.Query",
     "cosmos.bank.v1beta1.Msg",
     "cosmos.bank.v1beta1.Query",
     "cosmos.base.tendermint.v1beta1.Service",
+    "cosmos.gov.v1.Msg",
+    "cosmos.gov.v1.Query",
     "cosmos.tx.v1beta1.Service",
+    "cosmos.upgrade.v1beta1.Msg",
+    "cosmos.upgrade.v1beta1.Query",
     "grpc.health.v1.Health",
     "grpc.reflection.v1.ServerReflection",
     "grpc.reflection.v1alpha.ServerReflection",
@@ -64,8 +69,8 @@ fn grpcurl_lists_and_describes_every_service_and_every_message_in_it() {
         }
         methods += described.lines().filter(|line| line.trim_start().starts_with("rpc ")).count();
     }
-    // 30 queries, 18 messages, 3 calls of tx, 2 of health, 2 of reflection.
-    assert_eq!(methods, 55);
+    // 45 queries, 27 messages, 3 calls of tx, 2 of health, 2 of reflection.
+    assert_eq!(methods, 79);
     let message = ask(&node, &[], &["describe", "holdfast.inference.v1.MsgStartInference"]).ok();
     assert!(message.contains("option (.cosmos.msg.v1.signer) = \"signer\";"), "{message}");
     assert!(message.contains("bytes prompt_hash = 6;"), "{message}");
@@ -73,7 +78,7 @@ fn grpcurl_lists_and_describes_every_service_and_every_message_in_it() {
 
 #[test]
 fn grpcurl_calls_every_query_with_json() {
-    let chain = Chain::with_executors("call-1", &[1, 2, 9], &[(9, 100)]);
+    let chain = Chain::with_executors("call-1", &[1, 2, 9], &[(9, 100)]).with_proposal(1, 9);
     let node = chain.start("0.5");
     node.reach(2);
     let mut answers = std::collections::BTreeMap::new();
@@ -94,13 +99,46 @@ fn grpcurl_calls_every_query_with_json() {
         at("cosmos.bank.v1beta1.Query/Balance", "/balance"),
         json!({ "denom": "uhold", "amount": "1000000000" })
     );
-    // Three accounts and what the executor has bonded.
-    assert_eq!(at("cosmos.bank.v1beta1.Query/SupplyOf", "/amount/amount"), "3000000100");
+    // Three accounts, what the executor has bonded, and a deposit.
+    assert_eq!(at("cosmos.bank.v1beta1.Query/SupplyOf", "/amount/amount"), "3010000100");
     assert_eq!(
         at("cosmos.base.tendermint.v1beta1.Service/GetNodeInfo", "/defaultNodeInfo/network"),
         "call-1"
     );
+    assert_eq!(at("cosmos.auth.v1beta1.Query/Params", "/params/maxMemoCharacters"), "256");
+    let message = "holdfast.participants.v1.MsgRegisterModel";
+    for proposal in ["cosmos.gov.v1.Query/Proposal", "cosmos.gov.v1.Query/Proposals"] {
+        let from = if proposal.ends_with('s') { "/proposals/0" } else { "/proposal" };
+        assert_eq!(at(proposal, &format!("{from}/status")), "PROPOSAL_STATUS_VOTING_PERIOD");
+        // grpcurl knows the packed message by reflection alone.
+        let packed = at(proposal, &format!("{from}/messages/0/@type"));
+        assert!(packed.as_str().is_some_and(|name| name.ends_with(message)), "{packed}");
+        assert_eq!(at(proposal, &format!("{from}/messages/0/model/id")), "model-3");
+    }
+    let yes = json!({ "option": "VOTE_OPTION_YES", "weight": "1.000000000000000000" });
+    assert_eq!(at("cosmos.gov.v1.Query/Vote", "/vote/options"), json!([yes]));
+    assert_eq!(at("cosmos.gov.v1.Query/Votes", "/votes/0/voter"), executor);
+    assert_eq!(at("cosmos.gov.v1.Query/Params", "/params/quorum"), "0.334000000000000000");
+    assert_eq!(at("cosmos.gov.v1.Query/Params", "/tallyParams/threshold"), "0.500000000000000000");
+    assert_eq!(at("cosmos.gov.v1.Query/Deposit", "/deposit/amount/0/amount"), "10000000");
+    assert_eq!(at("cosmos.gov.v1.Query/Deposits", "/deposits/0/depositor"), address(1).to_string());
+    assert_eq!(at("cosmos.gov.v1.Query/TallyResult", "/tally/yesCount"), "100");
+    assert_eq!(at("cosmos.upgrade.v1beta1.Query/CurrentPlan", "/plan/name"), "v9");
+    assert_eq!(at("cosmos.upgrade.v1beta1.Query/AppliedPlan", "/height"), "0");
+    let versions = at("cosmos.upgrade.v1beta1.Query/ModuleVersions", "/moduleVersions");
+    let version = |name: &str| {
+        let rows = versions.as_array().into_iter().flatten();
+        rows.filter(|row| row["name"] == name).map(|row| row["version"].clone()).collect::<Vec<_>>()
+    };
+    assert_eq!((version("gov"), version("participants")), (vec![json!("1")], vec![json!("2")]), "{versions}");
+    let gov = module_address("gov").to_string();
+    assert_eq!(at("cosmos.upgrade.v1beta1.Query/Authority", "/address"), gov);
     assert_eq!(at("holdfast.breaker.v1.Query/CircuitBreaker", "/effectiveState"), "STATE_HEALTHY");
+    assert_eq!(at("holdfast.breaker.v1.Query/WhatIf", "/inForce"), true);
+    assert_eq!(at("holdfast.breaker.v1.Query/WhatIf", "/agrees"), true);
+    assert_eq!(at("holdfast.participants.v1.Query/Validators", "/validators/0/participant"), executor);
+    // A thousand for a unit of weight.
+    assert_eq!(at("holdfast.participants.v1.Query/Validators", "/validators/0/power"), "100000");
     assert_eq!(at("holdfast.breaker.v1.Query/BreakerSummary", "/eligibleWeight"), "100");
     assert_eq!(at("holdfast.epochs.v1.Query/CurrentEpoch", "/epoch/length"), "25");
     assert_eq!(at("holdfast.inference.v1.Query/GetRandomExecutor", "/executor/address"), executor);

@@ -1,15 +1,19 @@
 //! Bad transactions: each gets the code of the Cosmos SDK, over the wire, and changes nothing.
 
 use cosmrs::Any;
+use cosmrs::proto::cosmos::base::abci::v1beta1::TxResponse;
+use cosmrs::proto::cosmos::gov::v1 as gov;
 use cosmrs::proto::cosmos::tx::v1beta1::mode_info::{Single, Sum};
 use cosmrs::proto::cosmos::tx::v1beta1::{AuthInfo, BroadcastTxRequest, GetTxRequest, TxBody};
+use cosmrs::proto::cosmos::upgrade::v1beta1::MsgCancelUpgrade;
 use cosmrs::tx::Msg;
-use holdfast_proto::Message;
+use holdfast_proto::holdfast::epochs::v1 as epochs;
 use holdfast_proto::holdfast::inference::v1 as pb;
+use holdfast_proto::{FieldMask, Message};
 use tonic::Code;
 
-use crate::chain::{Chain, DENOM, FUNDS, Node, address, key};
-use crate::client::{Client, Draft, Wallet, altered, any, block_on, coin};
+use crate::chain::{Chain, DENOM, DEPOSIT, EXPEDITED, FUNDS, Node, address, key, module_address};
+use crate::client::{Client, Draft, FEE, Wallet, altered, any, block_on, coin, submit, vote};
 
 /// Order of secp256k1.
 const ORDER: [u8; 32] = [
@@ -297,6 +301,183 @@ fn bad_transactions_get_the_codes_of_the_sdk_and_change_nothing() {
         let (_, code, log) = scene.said(scene.with(|d| d.memo = "again".into())).await;
         assert_eq!((code, log.as_str()), (32, "account sequence mismatch, expected 1, got 0"));
         assert_eq!(scene.client.balance(&address(2)).await, 1);
+    });
+    assert_eq!(node.stop("TERM").status.code(), Some(0));
+}
+
+/// Sends all messages at once, each in a transaction of its own; the results in their order.
+async fn send_all(wallet: &mut Wallet, messages: impl IntoIterator<Item = Any>) -> Vec<TxResponse> {
+    let mut hashes = Vec::new();
+    for message in messages {
+        let draft = Draft { gas: 2_000_000, ..wallet.draft(vec![message]) };
+        let response = wallet.client.broadcast(draft.sign(&wallet.key)).await;
+        assert_eq!((response.code, response.raw_log.as_str()), (0, ""));
+        wallet.account.sequence += 1;
+        hashes.push(response.txhash);
+    }
+    let mut results = Vec::new();
+    for hash in hashes {
+        results.push(wallet.client.executed(&hash).await);
+    }
+    results
+}
+
+/// What one may do wrong with the proposals 1 (collects deposits) and 2 (is voted on), without voting power.
+fn bad_governance(by: &Wallet) -> Vec<(&'static str, Any, &'static str, u32, &'static str)> {
+    let authority = module_address("gov").to_string();
+    let good = || submit(by, "A proposal", vec![any(&set_epoch_length(&authority, 50))], DEPOSIT);
+    let plain = || submit(by, "A proposal", Vec::new(), DEPOSIT);
+    let with = |change: &dyn Fn(&mut gov::MsgSubmitProposal)| {
+        let mut message = good();
+        change(&mut message);
+        any(&message)
+    };
+    let holding = |message: Any| with(&|m| m.messages = vec![message.clone()]);
+    let deposit = |amount: Vec<(u128, &str)>| {
+        let amount = amount.into_iter().map(|(amount, denom)| coin(amount, denom).into()).collect();
+        any(&gov::MsgDeposit { proposal_id: 1, depositor: by.id.to_string(), amount })
+    };
+    let parts = |weights: &[(i32, &str)]| {
+        let part = |(option, weight): &(i32, &str)| gov::WeightedVoteOption {
+            option: *option,
+            weight: (*weight).into(),
+        };
+        let options = weights.iter().map(part).collect();
+        let voter = by.id.to_string();
+        any(&gov::MsgVoteWeighted { proposal_id: 2, voter, options, metadata: String::new() })
+    };
+    let unknown = Any { type_url: "/holdfast.unknown.v1.MsgNothing".into(), value: vec![10, 1, 65] };
+    let (from_address, to_address) = (by.id.clone(), address(2));
+    let own = cosmrs::bank::MsgSend { from_address, to_address, amount: vec![coin(1, DENOM)] };
+    let own = own.to_any().expect("cosmrs packs it");
+    // The deposits of others are the gov account's to hold, not to spend.
+    let spend = cosmrs::bank::MsgSend {
+        from_address: module_address("gov"),
+        to_address: by.id.clone(),
+        amount: vec![coin(1, DENOM)],
+    };
+    let spend = spend.to_any().expect("cosmrs packs it");
+    let inner = |messages| {
+        let proposer = authority.clone();
+        any(&gov::MsgSubmitProposal { messages, proposer, initial_deposit: Vec::new(), ..plain() })
+    };
+    let nested = inner(vec![inner(vec![inner(vec![own.clone()])])]);
+    let yes = gov::VoteOption::Yes;
+    vec![
+        ("a vote on nothing", any(&vote(by, 77, yes)), "gov", 2, "77"),
+        ("a vote before voting", any(&vote(by, 1, yes)), "gov", 3, "collects deposits"),
+        ("a vote without power", any(&vote(by, 2, yes)), "gov", 26, "no voting power"),
+        ("no option", any(&vote(by, 2, gov::VoteOption::Unspecified)), "gov", 7, "option"),
+        ("nine tenths of a vote", parts(&[(1, "0.5"), (3, "0.4")]), "gov", 7, "add up to 1"),
+        ("an option twice", parts(&[(1, "0.5"), (1, "0.5")]), "gov", 7, "twice"),
+        ("no title", with(&|m| m.title.clear()), "gov", 5, "title"),
+        ("no summary", with(&|m| m.summary.clear()), "gov", 5, "summary"),
+        ("a long summary", with(&|m| m.summary = "s".repeat(10_201)), "gov", 22, "10200"),
+        ("long metadata", with(&|m| m.metadata = "m".repeat(256)), "gov", 15, "255"),
+        ("nothing to decide", any(&plain()), "gov", 11, "metadata"),
+        ("an unknown message", holding(unknown), "gov", 10, "messages[0]"),
+        ("a bad parameter", holding(any(&set_epoch_length(&authority, 0))), "gov", 12, "epoch_length"),
+        (
+            "an upgrade to cancel that is not planned",
+            holding(any(&MsgCancelUpgrade { authority: authority.clone() })),
+            "gov",
+            12,
+            "no upgrade is planned",
+        ),
+        ("deposits spent", holding(spend), "gov", 12, "deposits"),
+        ("a message of somebody else", holding(own), "gov", 13, "only signer"),
+        ("proposals three deep", holding(nested), "gov", 24, "deep"),
+        (
+            "33 messages",
+            with(&|m| m.messages = vec![any(&set_epoch_length(&authority, 50)); 33]),
+            "gov",
+            25,
+            "33 messages, at most 32",
+        ),
+        (
+            "a first deposit below its share",
+            with(&|m| m.initial_deposit = vec![coin(DEPOSIT / 2 - 1, DENOM).into()]),
+            "gov",
+            16,
+            "needed: 5000000uhold",
+        ),
+        ("a small deposit", deposit(vec![(99_999, DENOM)]), "gov", 16, "100000uhold"),
+        ("a deposit in another coin", deposit(vec![(1_000_000, "uatom")]), "gov", 23, "uatom"),
+        ("coins out of order", deposit(vec![(200_000, DENOM), (1, "uatom")]), "sdk", 10, "amount"),
+        ("no coins", deposit(Vec::new()), "sdk", 10, "amount"),
+    ]
+}
+
+/// New parameters of x/epochs; an epoch of no blocks cannot be.
+fn set_epoch_length(authority: &str, epoch_length: i64) -> epochs::MsgUpdateParams {
+    epochs::MsgUpdateParams {
+        authority: authority.into(),
+        params: Some(epochs::Params { epoch_length, poc_length: 0 }),
+        update_mask: Some(FieldMask { paths: vec!["epoch_length".into()] }),
+    }
+}
+
+#[test]
+fn governance_refuses_with_codes_of_its_own_and_keeps_its_deposits() {
+    let chain = Chain::with_executors("gov-codes-1", &[1, 9], &[(9, 100)]);
+    chain.vote_within(600, 1);
+    chain.edit_genesis(|genesis| {
+        genesis["app_state"]["gov"]["params"]["min_initial_deposit_ratio"] = "0.5".into();
+    });
+    // Slower than an expedited vote, so that its end falls into the block after its beginning.
+    let node = chain.start("2");
+    block_on(async {
+        let client = Client::connect(&node.addr).await;
+        let mut wallet = Wallet::open(&client, chain.id, 1).await;
+        let mut voter = Wallet::open(&client, chain.id, 9).await;
+        let authority = module_address("gov").to_string();
+        let message = || vec![any(&set_epoch_length(&authority, 50))];
+        let half = submit(&wallet, "One", message(), DEPOSIT / 2);
+        let whole = submit(&wallet, "Two", message(), DEPOSIT);
+        for response in send_all(&mut wallet, [any(&half), any(&whole)]).await {
+            assert_eq!((response.code, response.raw_log.as_str()), (0, ""));
+        }
+        let cases = bad_governance(&wallet);
+        let messages: Vec<Any> = cases.iter().map(|case| case.1.clone()).collect();
+        let results = send_all(&mut wallet, messages).await;
+        for ((what, _, codespace, code, text), result) in cases.iter().zip(&results) {
+            let log = &result.raw_log;
+            assert_eq!((result.codespace.as_str(), result.code), (*codespace, *code), "{what}: {log}");
+            assert!(log.contains(text), "{what}: {text:?} is not in: {log}");
+        }
+        let said = |result: &TxResponse| (result.codespace.clone(), result.code);
+        let foreign = gov::MsgCancelProposal { proposal_id: 1, proposer: voter.id.to_string() };
+        assert_eq!(said(&voter.send(any(&foreign)).await), ("gov".to_owned(), 18));
+
+        // An expedited proposal, with its only vote in the same block.
+        let hurry =
+            gov::MsgSubmitProposal { expedited: true, ..submit(&wallet, "Three", message(), EXPEDITED) };
+        let (yes, no) = (gov::VoteOption::Yes, gov::VoteOption::No);
+        let draft = Draft { gas: 2_000_000, ..wallet.draft(vec![any(&hurry)]) };
+        assert_eq!(client.broadcast(draft.sign(&wallet.key)).await.code, 0);
+        wallet.account.sequence += 1;
+        // Who pays less for a unit of gas comes later in the block.
+        let draft = Draft { gas: 4_000_000, ..voter.draft(vec![any(&vote(&voter, 3, yes))]) };
+        let voted = voter.send_draft(&draft).await;
+        assert_eq!((voted.code, voted.raw_log.as_str()), (0, ""));
+        let late = voter.send(any(&vote(&voter, 3, no))).await;
+        assert_eq!(late.height, voted.height + 1);
+        assert_eq!(said(&late), ("gov".to_owned(), 20), "{}", late.raw_log);
+        assert_eq!(client.decided(3).await.status(), gov::ProposalStatus::Passed);
+        let proposer = wallet.id.to_string();
+        let cancel = gov::MsgCancelProposal { proposal_id: 3, proposer: proposer.clone() };
+        let amount = vec![coin(EXPEDITED, DENOM).into()];
+        let deposit = gov::MsgDeposit { proposal_id: 3, depositor: proposer, amount };
+        let results = send_all(&mut wallet, [any(&cancel), any(&deposit)]).await;
+        assert_eq!(results.iter().map(|r| r.code).collect::<Vec<_>>(), [21, 3], "{results:?}");
+
+        // There are the two proposals and the one that passed, and the deposits of the two.
+        let all = client.gov().proposals(gov::QueryProposalsRequest::default()).await.expect("an answer");
+        let ids: Vec<u64> = all.into_inner().proposals.iter().map(|proposal| proposal.id).collect();
+        assert_eq!(ids, [1, 2, 3]);
+        assert_eq!(client.balance(&module_address("gov")).await, DEPOSIT / 2 + DEPOSIT);
+        let fees = u128::from(wallet.account.sequence) * FEE;
+        assert_eq!(wallet.balance().await, FUNDS - fees - DEPOSIT / 2 - DEPOSIT);
     });
     assert_eq!(node.stop("TERM").status.code(), Some(0));
 }

@@ -96,3 +96,26 @@ fn differences<'d>(
         b.iter().filter(|(key, _)| !a.contains_key(*key)).map(|(key, value)| (key, None, Some(value)));
     ours.chain(theirs)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chain::Chain;
+    use crate::node::Habits;
+
+    #[test]
+    fn states_that_differ_are_told_apart_by_collection() {
+        let chain = |seed| Chain::new(seed, Habits::default()).unwrap();
+        let (mut one, other) = (chain(1), chain(2));
+        let view = one.primary.view().unwrap();
+        assert!(compare(&view, &view).unwrap().is_empty());
+        let text = compare(&view, &other.primary.view().unwrap()).unwrap_err().to_string();
+        assert!(text.contains("keys differ") && text.contains("auth/accounts"), "{text}");
+        // A block changes the sequences of those who sent something, or at least the balance of fees.
+        for _ in 0..3 {
+            one.step().unwrap();
+        }
+        let text = compare(&view, &one.primary.view().unwrap()).unwrap_err().to_string();
+        assert!(text.contains("auth/accounts"), "{text}");
+    }
+}

@@ -19,7 +19,7 @@ pub(crate) fn load(scene: &mut Scene<'_>) -> Load {
     let more = match scene.rng.below(20) {
         0 => 0,
         1 => scene.rng.below(40),
-        _ => scene.rng.below(9),
+        _ => 3 + scene.rng.below(11),
     };
     for _ in 0..more {
         drafts.push(ops::draw(scene));

@@ -95,7 +95,7 @@ pub(crate) fn operations() -> &'static [Operation] {
             governed::<breaker::v1::MsgSetBreakerOverride>(8, breaker_override),
             governed::<auth::MsgUpdateParams>(2, auth_params),
             governed::<gov::MsgUpdateParams>(3, gov_params),
-            governed::<upgrade::MsgSoftwareUpgrade>(3, software_upgrade),
+            governed::<upgrade::MsgSoftwareUpgrade>(5, software_upgrade),
             governed::<upgrade::MsgCancelUpgrade>(2, cancel_upgrade),
         ]
     })
@@ -129,6 +129,12 @@ pub(crate) fn draw(scene: &mut Scene<'_>) -> Draft {
 
 /// A message for a proposal.
 fn governed_message(scene: &mut Scene<'_>) -> Option<Any> {
+    let request = upgrade::QueryCurrentPlanRequest {};
+    let plan: Option<upgrade::QueryCurrentPlanResponse> =
+        scene.query("/cosmos.upgrade.v1beta1.Query/CurrentPlan", &request);
+    if plan.is_some_and(|reply| reply.plan.is_some()) && scene.rng.percent(15) {
+        return Some(cancel_upgrade(scene));
+    }
     let table: Vec<&Operation> = routed().iter().filter(|op| matches!(op.make, Make::Governed(_))).collect();
     let op = *table.get(scene.rng.weighted(table.iter().map(|op| op.weight)))?;
     match op.make {
@@ -302,7 +308,7 @@ impl Scene<'_> {
         let mut worker = |rng: &mut Rng| {
             let first_layer = layer;
             layer += rng.range(1, 20) as u32;
-            let url = if wrong { "ftp://worker".into() } else { format!("grpc://worker-{first_layer}:9000") };
+            let url = if wrong { "ftp://layers".into() } else { format!("grpc://layers-{first_layer}:9000") };
             participants::v1::WorkerEndpoint { url, first_layer, last_layer: layer - 1 }
         };
         (0..self.rng.below(3)).map(|_| worker(self.rng)).collect()
@@ -561,7 +567,7 @@ fn submit(scene: &mut Scene<'_>) -> Draft {
     for _ in 0..*scene.rng.pick(&[1, 1, 1, 1, 2, 3, 0]) {
         messages.extend(governed_message(scene));
     }
-    if scene.rng.percent(4) {
+    if scene.rng.percent(8) {
         // A plan that is taken back in the same breath.
         messages = vec![software_upgrade(scene), cancel_upgrade(scene)];
     }
@@ -814,7 +820,7 @@ fn breaker_override(scene: &mut Scene<'_>) -> Any {
     let last = if scene.wrong() { 3 } else { 2 };
     let to = scene.rng.range(0, last) as i32;
     // It is carried out some blocks from now.
-    let until_block = scene.height + scene.rng.range(5, 80);
+    let until_block = scene.height + scene.rng.range(3, 70);
     pack(&breaker::v1::MsgSetBreakerOverride {
         authority: scene.authority(),
         model: scene.model(),
@@ -877,7 +883,7 @@ fn gov_params(scene: &mut Scene<'_>) -> Any {
 fn software_upgrade(scene: &mut Scene<'_>) -> Any {
     scene.memory.upgrades += 1;
     let name = format!("sim-{}", scene.memory.upgrades);
-    let height = if scene.wrong() { scene.height - 1 } else { scene.height + scene.rng.range(12, 40) };
+    let height = if scene.wrong() { scene.height - 1 } else { scene.height + scene.rng.range(8, 26) };
     let plan = upgrade::Plan { name, height, info: "{}".into(), ..upgrade::Plan::default() };
     pack(&upgrade::MsgSoftwareUpgrade { authority: scene.authority(), plan: Some(plan) })
 }

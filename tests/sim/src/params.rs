@@ -30,7 +30,7 @@ pub(crate) fn validation(rng: &mut Rng, cooldown_max: i64) -> ValidationParams {
         downtime_sprt_enabled: rng.percent(60),
         downtime_good_percentage: Decimal12(i128::from(good) * ONE / 1_000),
         downtime_bad_percentage: Decimal12(i128::from(bad) * ONE / 1_000),
-        downtime_h_threshold: Decimal12(i128::from(rng.range(1, 50)) * ONE / 10),
+        downtime_h_threshold: Decimal12(*rng.pick(&[1, 3, 10, 20, 50]) * ONE / 10),
     };
     if rng.percent(12) {
         match rng.below(8) {

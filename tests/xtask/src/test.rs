@@ -34,9 +34,15 @@ pub(crate) fn test(run: &Run, quick: bool) -> Result<()> {
     }
 
     let (grpcurl, cometbft) = (tools::grpcurl(run)?, tools::cometbft(run)?);
-    let (holdfastd, programs) = build(run)?;
-    let environment: Vec<(&str, PathBuf)> =
-        vec![("HOLDFASTD", holdfastd), ("GRPCURL", grpcurl), ("HOLDFASTD_COMETBFT", cometbft)];
+    let Built { holdfastd, next, examples: programs } = build(run)?;
+    let environment: Vec<(&str, PathBuf)> = vec![
+        ("HOLDFASTD", holdfastd),
+        ("HOLDFASTD_NEXT", next),
+        ("GRPCURL", grpcurl),
+        ("HOLDFASTD_COMETBFT", cometbft),
+        ("ICS23_GO", tools::ics23_go(run)?),
+        ("ICS23_JS", tools::ics23_js(run)?),
+    ];
     let mut tests = cargo(&["test", "--workspace", "--no-fail-fast"]);
     tests.envs(environment.iter().map(|(k, v)| (k, v)));
     run_tests(run, &mut tests, &mut tally)?;
@@ -53,10 +59,18 @@ pub(crate) fn test(run: &Run, quick: bool) -> Result<()> {
     Ok(())
 }
 
+/// The programs that the tests start.
+struct Built {
+    holdfastd: PathBuf,
+    /// The binary after it, for the rehearsal of an upgrade.
+    next: PathBuf,
+    examples: Vec<PathBuf>,
+}
+
 /// Builds all that the tests use in one go: the same packages with the same features as `cargo test`, so that nothing is
-/// compiled twice. Returns the path of `holdfastd` and those of the examples.
-fn build(run: &Run) -> Result<(PathBuf, Vec<PathBuf>)> {
-    let mut holdfastd = None;
+/// compiled twice.
+fn build(run: &Run) -> Result<Built> {
+    let (mut holdfastd, mut next) = (None, None);
     let mut examples = Vec::new();
     let mut read = |line: &str| {
         if let Ok(message) = serde_json::from_str::<Value>(line)
@@ -68,6 +82,8 @@ fn build(run: &Run) -> Result<(PathBuf, Vec<PathBuf>)> {
                 examples.push(PathBuf::from(path));
             } else if kinds[0] == "bin" && message["target"]["name"] == "holdfastd" {
                 holdfastd = Some(PathBuf::from(path));
+            } else if kinds[0] == "bin" && message["target"]["name"] == "holdfastd-next" {
+                next = Some(PathBuf::from(path));
             }
         }
         false
@@ -83,8 +99,9 @@ fn build(run: &Run) -> Result<(PathBuf, Vec<PathBuf>)> {
     ];
     run.step_lines("build", &mut cargo(&args), minutes(40), &mut read)?;
     let holdfastd = holdfastd.context("the build made no program `holdfastd` (package holdfast-node)")?;
+    let next = next.context("the build made no program `holdfastd-next` (package holdfast-it)")?;
     examples.sort();
-    Ok((holdfastd, examples))
+    Ok(Built { holdfastd, next, examples })
 }
 
 fn run_tests(run: &Run, command: &mut Command, tally: &mut Tally) -> Result<()> {

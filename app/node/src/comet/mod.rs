@@ -69,13 +69,8 @@ fn in_use(field: &str, addr: impl std::fmt::Display, error: &std::io::Error) -> 
 pub async fn start(config: CometConfig) -> Result<()> {
     let data = config.node.home.join("data");
     run(config).await.map_err(|error| {
-        if let Some(plan) = error.downcast_ref::<AppError>().and_then(upgrades::needed)
-            && let Err(e) = upgrades::write_upgrade_info(&data, plan)
-        {
-            return error
-                .context(format!("cannot write {}: {e}", data.join(upgrades::UPGRADE_INFO).display()));
-        }
-        error
+        let plan = error.downcast_ref::<AppError>().and_then(upgrades::needed).cloned();
+        crate::open::tell_supervisor(&data, plan, error)
     })
 }
 

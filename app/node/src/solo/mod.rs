@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
+use holdfast_app::app::AppError;
 use holdfast_app::state::DiskStore;
+use holdfast_app::upgrades;
 
 pub use backend::{NODE_PATHS, NodeBackend};
 pub(crate) use backend::{SIMULATE, decode, decode_tx, pb_event, simulate};
@@ -35,8 +37,21 @@ pub fn open(config: &StartConfig) -> Result<Engine<DiskStore>> {
 /// Runs the node until SIGINT or SIGTERM.
 ///
 /// # Errors
-/// What [`open`] refuses, a port in use, and any failure that must stop a chain.
+/// What [`open`] refuses, a port in use, and any failure that must stop a chain. When the chain waits for another binary,
+/// `data/upgrade-info.json` is written before.
 pub async fn start(config: StartConfig) -> Result<()> {
+    let data = config.home.join("data");
+    run(config).await.map_err(|error| {
+        let app = match error.downcast_ref::<EngineError>() {
+            Some(EngineError::App(app)) => Some(app),
+            _ => error.downcast_ref::<AppError>(),
+        };
+        let plan = app.and_then(upgrades::needed).cloned();
+        crate::open::tell_supervisor(&data, plan, error)
+    })
+}
+
+async fn run(config: StartConfig) -> Result<()> {
     let engine = Arc::new(open(&config)?);
     let upkeep =
         crate::open::upkeep(&config, engine.shared().store().clone(), crate::open::snapshots(&config)?)?;
