@@ -9,7 +9,7 @@ use holdfast_app::state::CommitStore;
 use super::error::fail;
 use super::files::{self, HomeArgs};
 use super::output::Io;
-use super::snapshot;
+use super::{snapshot, wiring};
 use crate::program::Program;
 
 /// Writes the state of a stopped node as a genesis file, from which a chain can start
@@ -38,7 +38,13 @@ pub(crate) fn run(args: &ExportArgs, io: &mut Io<'_>) -> Result<()> {
     let Program { composition, upgrades } = Program::get().clone();
     let options = AppOptions { composition, upgrades, ..AppOptions::default() };
     let app = App::open(state, options).map_err(failed)?;
-    let text = app.export(height).map_err(failed)?.to_json()?;
+    let mut doc = app.export(height).map_err(failed)?;
+    // Neither is state: they come from the file that the chain began with, as the Cosmos SDK does it.
+    if home.genesis().exists() {
+        let first = wiring::read_genesis(&home)?;
+        (doc.genesis_time, doc.app_name) = (first.genesis_time, first.app_name);
+    }
+    let text = doc.to_json()?;
     match &args.output_document {
         Some(file) => files::write_whole(file, text.as_bytes(), false),
         None => Ok(io.out.write_all(text.as_bytes())?),
@@ -62,6 +68,7 @@ mod tests {
         let doc = GenesisDoc::parse(&serde_json::to_vec(&text).unwrap()).unwrap();
         doc.validate(&Composition::default()).unwrap();
         assert_eq!((doc.chain_id.as_str(), doc.initial_height), ("export-1", 6));
+        assert!(!doc.genesis_time.starts_with("1970"), "that of the chain's own file");
 
         let file = dir.path().join("out.json");
         let file = file.to_str().unwrap();
