@@ -7,7 +7,7 @@ use holdfast_types::{Address, Coin, Context, Hrp, ModuleError, sdk};
 use crate::calc::LEVEL_MAX;
 use crate::keeper::{Keeper, OVERRIDES_MAX};
 use crate::query_server::{entry_to_pb, forced_from_pb, row_to_pb, to_pb};
-use crate::state::{DUE, ENTRIES, EntryKey, MODEL_TALLIES, OVERRIDES, TRIP_RINGS};
+use crate::state::{DUE, ENTRIES, EntryKey, OVERRIDES, TRIP_RINGS, set_model_tally};
 use crate::types::{Bucket, Entry, Forced, ForcedTo, ProbeClaim, RingBucket, State, Trip, TripRing, Window};
 
 /// A genesis state in domain types.
@@ -175,7 +175,7 @@ impl Genesis {
         }
         for model in keeper.group.models(ctx.store)? {
             let tally = keeper.scan_tally(ctx.store, ctx.block, &model)?;
-            MODEL_TALLIES.set(ctx.store, &(ctx.block.epoch, model), &tally)?;
+            set_model_tally(ctx.store, ctx.block.epoch, &model, &tally)?;
         }
         Ok(())
     }

@@ -10,7 +10,7 @@ use crate::calc::{self, Rule};
 use crate::errors::BreakerError;
 use crate::events::{self, Evidence};
 use crate::keeper::{Keeper, Sign, count};
-use crate::state::{ENTRIES, EntryKey, MODEL_TALLIES, OVERRIDES, TALLIES};
+use crate::state::{ENTRIES, EntryKey, OVERRIDES, TALLIES, set_model_tally};
 use crate::types::{Entry, ModelTally, ProbeClaim, State, Tally};
 
 /// How an inference ended.
@@ -107,7 +107,7 @@ impl Keeper<'_> {
                 healthy_all: group.members,
                 healthy_poc: group.preserved,
             };
-            MODEL_TALLIES.set(ctx.store, &(epoch, group.model.clone()), &tally)?;
+            set_model_tally(ctx.store, epoch, &group.model, &tally)?;
         }
         if let Some(from_epoch) = epoch.checked_sub(1) {
             events::reset(ctx, from_epoch);
@@ -245,7 +245,7 @@ impl EligibilityHooks for Keeper<'_> {
         let mut tally = self.tally(ctx.store, ctx.block, model)?;
         count(&mut tally, &entry, &standing(old), Sign::Out)?;
         count(&mut tally, &entry, &standing(new), Sign::In)?;
-        MODEL_TALLIES.set(ctx.store, &(ctx.block.epoch, model.to_owned()), &tally)?;
+        set_model_tally(ctx.store, ctx.block.epoch, model, &tally)?;
         Ok(())
     }
 }

@@ -8,7 +8,7 @@ use holdfast_types::{Address, BlockContext, Context, Height, ModuleError};
 
 use crate::errors::BreakerError;
 use crate::events;
-use crate::state::{DUE, ENTRIES, EntryKey, MODEL_TALLIES};
+use crate::state::{DUE, ENTRIES, EntryKey, MODEL_TALLIES, set_model_tally};
 use crate::types::{Entry, ForcedTo, ModelTally, State, Window};
 
 /// Due rows handled in one block; the rest waits for the next.
@@ -85,7 +85,7 @@ impl<'a> Keeper<'a> {
             let mut tally = self.tally(ctx.store, ctx.block, &key.1)?;
             count(&mut tally, old, &standing, Sign::Out)?;
             count(&mut tally, new, &standing, Sign::In)?;
-            MODEL_TALLIES.set(ctx.store, &(key.0, key.1.clone()), &tally)?;
+            set_model_tally(ctx.store, key.0, &key.1, &tally)?;
         }
         ENTRIES.set(ctx.store, key, new)?;
         Ok(())

@@ -1,6 +1,6 @@
 //! All state of the module.
 
-use holdfast_store::{KeySet, Map, Transient};
+use holdfast_store::{KeySet, KvWrite, Map, StoreError, Transient};
 use holdfast_types::{Address, Epoch, Height};
 
 use crate::keys;
@@ -17,6 +17,20 @@ pub const DUE: KeySet<(Height, Epoch, String, Address)> = KeySet::new(keys::DUE)
 
 /// Running sums over a model's members, independent of the PoC phase.
 pub const MODEL_TALLIES: Map<(Epoch, String), ModelTally> = Map::new(keys::MODEL_TALLIES);
+
+/// Keeps `tally`; one of zeros has no row, for an imported chain would have none either and charge other gas for reading it.
+pub(crate) fn set_model_tally(
+    store: &mut dyn KvWrite,
+    epoch: Epoch,
+    model: &str,
+    tally: &ModelTally,
+) -> Result<(), StoreError> {
+    let key = (epoch, model.to_owned());
+    if *tally == ModelTally::default() {
+        return MODEL_TALLIES.remove(store, &key);
+    }
+    MODEL_TALLIES.set(store, &key, tally)
+}
 
 /// Weight that met a trip rule lately, by model: the mass-failure detector. Kept while it is on.
 pub const TRIP_RINGS: Map<(Epoch, String), TripRing> = Map::new(keys::TRIP_RINGS);

@@ -1,5 +1,8 @@
 //! Stored bytes. A change here is a change of consensus: it needs a new consensus version and a migration.
 
+use holdfast_store::MemKv;
+
+use crate::state::{MODEL_TALLIES, set_model_tally};
 use crate::types::*;
 
 fn hex(value: &impl borsh::BorshSerialize) -> String {
@@ -50,4 +53,14 @@ fn the_other_stored_types_keep_their_bytes() {
     assert_eq!(hex(&Trip { block: 1, weight: 2 }), "01000000000000000200000000000000");
     assert_eq!(hex(&Tally { generation: 1, ok: 2, missed: 3 }), "0100000002000000000000000300000000000000");
     assert_eq!(hex(&State::Probe), "02");
+}
+
+#[test]
+fn a_model_without_anybody_keeps_no_row_of_sums() {
+    let mut store = MemKv::default();
+    let tally = ModelTally { eligible_weight: 5, healthy_all: 1, ..ModelTally::default() };
+    set_model_tally(&mut store, 3, "m", &tally).unwrap();
+    assert_eq!(MODEL_TALLIES.get(&store, &(3, "m".to_owned())).unwrap(), Some(tally));
+    set_model_tally(&mut store, 3, "m", &ModelTally::default()).unwrap();
+    assert_eq!(store, MemKv::default());
 }
