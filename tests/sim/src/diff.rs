@@ -55,6 +55,7 @@ fn place(composition: &Composition, key: &[u8]) -> (String, String) {
 /// # Errors
 /// The keys that only one state has or that differ, outside [`NOT_EQUAL`].
 pub(crate) fn compare(a: &QueryView, b: &QueryView) -> Result<BTreeSet<String>> {
+    let now = a.block.epoch;
     let (a, b) = (dump(a)?, dump(b)?);
     let mut excused = BTreeSet::new();
     if a == b {
@@ -64,7 +65,9 @@ pub(crate) fn compare(a: &QueryView, b: &QueryView) -> Result<BTreeSet<String>> 
     let mut found = Vec::new();
     for (key, ours, theirs) in differences(&a, &b) {
         let (module, collection) = place(&composition, key);
-        if NOT_EQUAL.iter().any(|(m, c, _)| (*m, *c) == (&module, &collection)) {
+        // Sums of the present epoch are made anew by the import, and must come out the same.
+        let present = (&*module, &*collection) == ("breaker", "model_tallies") && epoch_of(key) == Some(now);
+        if !present && NOT_EQUAL.iter().any(|(m, c, _)| (*m, *c) == (&module, &collection)) {
             excused.insert(format!("{module}/{collection}"));
             continue;
         }
@@ -82,6 +85,13 @@ pub(crate) fn compare(a: &QueryView, b: &QueryView) -> Result<BTreeSet<String>> 
     let count = found.len();
     found.truncate(12);
     bail!("{count} keys differ:\n  {}", found.join("\n  "))
+}
+
+/// The epoch that a key begins with, behind module and collection.
+fn epoch_of(key: &[u8]) -> Option<u64> {
+    let at = key.iter().position(|b| *b == b'/')?.checked_add(2)?;
+    let bytes = key.get(at..at.checked_add(8)?)?;
+    Some(u64::from_be_bytes(bytes.try_into().ok()?))
 }
 
 fn differences<'d>(
