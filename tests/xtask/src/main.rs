@@ -83,7 +83,11 @@ fn run(args: &[String]) -> Result<()> {
             args.extend(rest.iter().map(String::as_str));
             // The program resolves relative paths itself, so it runs where the caller stands.
             let here = std::env::current_dir()?;
-            run.step(task, process::cargo(&args).current_dir(here), process::minutes(240))?;
+            let mut cargo = process::cargo(&args);
+            if task == "bench" {
+                cargo.env("HOLDFASTD_COMETBFT", tools::cometbft(&run)?);
+            }
+            run.step(task, cargo.current_dir(here), process::minutes(240))?;
             println!("\nxtask {task}: done in {}", run.elapsed());
             Ok(())
         }
