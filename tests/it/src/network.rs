@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use base64::Engine as _;
@@ -43,10 +44,13 @@ fn next() -> PathBuf {
     path
 }
 
-/// A port from which on sixty are free, below those that the system gives out itself.
+/// A port from which on sixty are free, below those that the system gives out itself. Each call begins to look elsewhere: tests
+/// run beside each other, and a network binds its ports only some time after it was given them.
 fn free_ports() -> u16 {
-    let first = 20_000 + (std::process::id() % 180) as u16 * 60;
-    let bases = (0..180_u16).map(|n| 20_000 + (first - 20_000 + n * 60) % 10_800);
+    static CALLS: AtomicU16 = AtomicU16::new(0);
+    let call = CALLS.fetch_add(1, Ordering::Relaxed);
+    let first = (std::process::id() % 180) as u16 + 60 * call;
+    let bases = (0..60_u16).map(|n| 20_000 + (first + n) % 180 * 60);
     let free = |base: &u16| (*base..base + 60).all(|port| TcpListener::bind(("127.0.0.1", port)).is_ok());
     bases.into_iter().find(free).expect("sixty free ports in a row")
 }
