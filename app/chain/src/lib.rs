@@ -14,6 +14,7 @@
 //! | [`upgrades`] | plans, migrations, and which binary may run on which state |
 //! | [`genesis`], [`settings`] | `genesis.json` |
 //! | [`grpc`] | the gRPC server in front of a backend, and a client |
+//! | [`files`] | files and folders that are there whole or not at all |
 //! | [`keys`] | account keys |
 //!
 //! A node embeds `App` in its process, behind an ABCI socket server, or in a test; the modules below `x/` also
@@ -22,6 +23,7 @@
 pub mod ante;
 pub mod app;
 pub mod composition;
+pub mod files;
 pub mod genesis;
 pub mod grpc;
 pub mod keys;

@@ -10,7 +10,6 @@
 //! All of it happens inside the block of the plan's height, on that block's branch: a crash in the middle leaves the state
 //! of the block before, and the block is executed again.
 
-use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -21,6 +20,7 @@ use thiserror::Error;
 
 use crate::app::AppError;
 use crate::composition::Composition;
+use crate::files::write_whole;
 
 /// File that tells cosmovisor which binary to run next; lies in the data folder.
 pub const UPGRADE_INFO: &str = "upgrade-info.json";
@@ -245,13 +245,7 @@ fn migrate(composition: &Composition, ctx: &mut Context<'_>) -> Result<(), Modul
 /// File system.
 pub fn write_upgrade_info(data: &Path, plan: &Plan) -> std::io::Result<()> {
     let text = serde_json::json!({ "name": plan.name, "height": plan.height, "info": plan.info });
-    let (path, fresh) = (data.join(UPGRADE_INFO), data.join(format!("{UPGRADE_INFO}.new")));
-    let mut file = std::fs::File::create(&fresh)?;
-    file.write_all(text.to_string().as_bytes())?;
-    file.sync_all()?;
-    drop(file);
-    std::fs::rename(&fresh, &path)?;
-    std::fs::File::open(data)?.sync_all()
+    write_whole(&data.join(UPGRADE_INFO), text.to_string().as_bytes(), false)
 }
 
 /// Whether a step of the start or of a block failed because the binary is not the chain's.

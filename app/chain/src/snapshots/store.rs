@@ -10,6 +10,7 @@ use sha2::{Digest, Sha256};
 
 use super::format::{self, Hash, Metadata, ModuleRoot};
 use super::{CHUNK_BYTES, FORMAT, METADATA_BYTES_MAX, SnapshotError, SnapshotInfo, VALUE_BYTES_MAX};
+use crate::files::sync_folder;
 use crate::settings::SETTINGS;
 use crate::state::{CommitStore, DiskStore, StateView};
 
@@ -154,11 +155,7 @@ fn place(dir: &Path, height: u64, format: u32) -> PathBuf {
 
 /// Makes the names in a folder durable.
 fn sync_dir(path: &Path) -> Result<(), SnapshotError> {
-    // Only Unix lets a folder be opened and synced.
-    if cfg!(unix) {
-        File::open(path).and_then(|dir| dir.sync_all()).map_err(SnapshotError::io(path))?;
-    }
-    Ok(())
+    sync_folder(path).map_err(SnapshotError::io(path))
 }
 
 #[derive(Debug)]

@@ -27,6 +27,8 @@ use fjall::{
 };
 use holdfast_store::{KvIter, KvRead, Order, Pair, StoreError, WriteSet};
 
+use crate::files;
+
 use super::cache::{Fronts, PageCache, ValueCache};
 use super::journal;
 use super::proof::{self, ProofSource, StateProof};
@@ -363,25 +365,16 @@ fn is_vacant(path: &FsPath) -> bool {
     std::fs::read_dir(path).map_or(!path.exists(), |mut entries| entries.next().is_none())
 }
 
-/// Creates the database beside `path` and moves it there when it is complete: the engine cannot open what a kill leaves of
-/// a folder that it was just creating.
+/// Creates the database, whole or not at all. Another process may be at it.
 fn create_whole(path: &FsPath, modules: &Modules, options: &StateOptions) -> Result<(), StateError> {
     let failed =
         |error: std::io::Error| StateError::Engine(format!("cannot create {}: {error}", path.display()));
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(".new");
-    let fresh = path.with_file_name(name);
+    let fresh = files::unfinished(path);
     if fresh.exists() {
         drop(journal::lock(&fresh)?);
-        std::fs::remove_dir_all(&fresh).map_err(failed)?;
     }
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(FsPath::new("."));
-    std::fs::create_dir_all(parent).map_err(failed)?;
-    let tables = Tables::open(&fresh, options, Box::new(Synced))?;
-    create(&tables, modules)?;
-    drop(tables);
-    std::fs::rename(&fresh, path).map_err(failed)?;
-    journal::sync_folder(parent).map_err(failed)
+    let make = |fresh: &FsPath| create(&Tables::open(fresh, options, Box::new(Synced))?, modules);
+    files::create_whole(path, make, failed)
 }
 
 /// Writes the first rows: format, modules, and the trees' birth pages.

@@ -159,12 +159,6 @@ pub(super) fn lock(folder: &Path) -> Result<Option<File>, StateError> {
     }
 }
 
-/// Waits until the names in a folder are on disk.
-pub(super) fn sync_folder(folder: &Path) -> io::Result<()> {
-    // Only Unix can open a folder for that; elsewhere a rename is as durable as the system makes it.
-    if cfg!(unix) { File::open(folder)?.sync_all() } else { Ok(()) }
-}
-
 fn cut(path: &Path, len: usize) -> io::Result<()> {
     let file: File = OpenOptions::new().write(true).open(path)?;
     file.set_len(u64::try_from(len).unwrap_or(u64::MAX))?;

@@ -1,7 +1,6 @@
 //! Files of the home folder: where they are, and writing them whole or not at all.
 
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -89,26 +88,7 @@ pub(crate) fn is_vacant(path: &Path) -> Result<bool> {
     }
 }
 
-/// Writes a file so that a reader sees the old one or the whole new one, also after a crash. `secret` files can be read
-/// by their owner only.
+/// Writes a file as [`holdfast_app::files::write_whole`] does; the error names it.
 pub(crate) fn write_whole(path: &Path, bytes: &[u8], secret: bool) -> Result<()> {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(".tmp");
-    let partial = path.with_file_name(name);
-    let write = || {
-        let mut options = fs::OpenOptions::new();
-        options.write(true).create(true).truncate(true);
-        #[cfg(unix)]
-        std::os::unix::fs::OpenOptionsExt::mode(&mut options, if secret { 0o600 } else { 0o644 });
-        let mut file = options.open(&partial)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&partial, path)
-    };
-    let _ = secret;
-    write().map_err(|e| {
-        // The error that matters is the first one.
-        let _ = fs::remove_file(&partial);
-        io_failure(path, &e)
-    })
+    holdfast_app::files::write_whole(path, bytes, secret).map_err(|e| io_failure(path, &e))
 }

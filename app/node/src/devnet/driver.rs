@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail, ensure};
 use holdfast_app::app::{App, AppOptions, FinalizedBlock, TxResult, state_spaces};
 use holdfast_app::grpc::client::GrpcChannel;
 use holdfast_app::mempool::MempoolConfig;
-use holdfast_app::state::{CommitStore, DiskStore, StateError, StateOptions};
+use holdfast_app::state::{CommitStore, DiskStore, StateOptions};
 use holdfast_app::tx::{TxHash, tx_hash};
 use holdfast_proto::Any;
 use holdfast_proto::holdfast::inference::v1 as pb;
@@ -33,7 +33,7 @@ use super::resume::{Ended, Note, RunError, Stored, lane_number, numbered_lane};
 use super::trace::{Request, TraceError};
 use super::view::{ExecutorView, ViewState};
 use super::workload::{Input, Requests, SplitMix64, model_of_request};
-use crate::solo::{BlockStore, Engine, NodeBackend, create_whole};
+use crate::solo::{BlockStore, Engine, NodeBackend};
 
 /// Streams of the run's seed; 1 to 3 belong to the workload.
 const DRAW_STREAM: u64 = 11;
@@ -126,15 +126,6 @@ pub fn default_blocks(input: &Input, config: &DevnetConfig) -> u64 {
     input.last_block(config.block_seconds * 1_000_000) + u64::try_from(expiration).unwrap_or(0) + 1
 }
 
-/// Opens the state, made whole in its folder if it is new.
-fn open_state(path: &Path) -> Result<DiskStore, StateError> {
-    let options = || StateOptions { block_cache_bytes: 32 << 20, ..StateOptions::default() };
-    let open = |path: &Path| DiskStore::open(path, &state_spaces(), options());
-    let failed = |e: std::io::Error| StateError::Engine(format!("cannot create {}: {e}", path.display()));
-    create_whole(path, |unfinished| open(unfinished).map(drop), failed)?;
-    open(path)
-}
-
 /// Runs one preset from genesis, or from where the run in `home` stopped, to its report. `progress` is called after every
 /// block that is made, and once where the run goes on.
 pub async fn run_arm(
@@ -149,7 +140,8 @@ pub async fn run_arm(
     let accounts = Accounts::derive(config.seed, config.executors.len());
     let doc = document(&accounts, &config.executors, preset)?;
     let options = AppOptions::default();
-    let state = open_state(&home.join("state"))?;
+    let options_of_state = StateOptions { block_cache_bytes: 32 << 20, ..StateOptions::default() };
+    let state = DiskStore::open(home.join("state"), &state_spaces(), options_of_state)?;
     let app = match state.latest_height() {
         0 => App::from_genesis(state, options, &doc)?,
         _ => App::open(state, options)?,

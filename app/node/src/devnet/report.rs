@@ -9,13 +9,13 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
+use holdfast_app::files::write_whole;
 use serde::{Deserialize, Serialize};
 
 use super::executors::{ExecutorSpec, SpecError};
-use crate::solo::sync_folder;
 
 /// The figures that the machine's speed decides, as JSON pointers into a report and into each of its arms.
 pub const MEASURED: [&str; 2] = ["/tx/per_second", "/block_ms"];
@@ -447,28 +447,11 @@ impl Report {
             (folder.join("report.html"), super::html::page(self)),
         ];
         for (path, text) in &files {
-            write_whole(path, text.as_bytes())
+            write_whole(path, text.as_bytes(), false)
                 .map_err(|source| ReportError::Write { file: path.display().to_string(), source })?;
         }
         Ok(files.map(|(path, _)| path))
     }
-}
-
-/// Writes a file under another name in the same folder, then renames it. A kill at any instant leaves the old file or the
-/// new one; what it leaves of the other name, the next write takes.
-pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut temporary = path.as_os_str().to_owned();
-    temporary.push(".part");
-    let temporary = PathBuf::from(temporary);
-    let written = fs::File::create(&temporary)
-        .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
-        .and_then(|()| fs::rename(&temporary, path));
-    if written.is_err() {
-        // The part is worthless; that it may stay behind is not what the caller has to hear.
-        let _ = fs::remove_file(&temporary);
-    }
-    written?;
-    sync_folder(path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new(".")))
 }
 
 /// 10,000 · missed / (finished + missed), rounded down; 0 if nothing ended.

@@ -11,11 +11,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use borsh::{BorshDeserialize, BorshSerialize};
+use holdfast_app::files::write_whole;
 use serde::{Deserialize, Serialize};
 
 use super::config::{DevnetConfig, Preset, Source};
 use super::executors::{ExecutorSpec, SpecError, parse_spec};
-use super::report::{Lane, TraceInfo, write_whole};
+use super::report::{Lane, TraceInfo};
 use super::workload::Input;
 
 /// The settings of a run, in its home folder.
@@ -224,7 +225,7 @@ impl Stored {
         fs::create_dir_all(home).map_err(failed)?;
         // Fails for a path that is no text only.
         let text = serde_json::to_string_pretty(&self).map_err(|error| failed(error.into()))? + "\n";
-        write_whole(&file, text.as_bytes()).map_err(failed)?;
+        write_whole(&file, text.as_bytes(), false).map_err(failed)?;
         Ok(self)
     }
 

@@ -9,13 +9,13 @@
 //! So the store is at the app's height or one ahead and never behind, and a height that the state has committed has its
 //! results here. Whatever is ahead of the state is executed again at start.
 
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use borsh::{BorshDeserialize, BorshSerialize};
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
 use holdfast_app::app::{FinalizedBlock, TxResult};
+use holdfast_app::files::create_whole;
 use holdfast_types::Event;
 use sha2::{Digest, Sha256};
 use thiserror::Error;
@@ -131,41 +131,6 @@ pub struct StoredResults {
     pub events: Vec<(String, Vec<(String, String)>)>,
 }
 
-/// Creates a folder whole or not at all: `make` fills one beside `path`, which then takes its place. Does nothing if
-/// `path` exists. A database engine cannot open what a kill left of a folder it was just creating.
-///
-/// # Errors
-/// What `make` fails with; the file system, by `failed`.
-pub fn create_whole<E>(
-    path: &Path,
-    make: impl FnOnce(&Path) -> Result<(), E>,
-    failed: impl Fn(io::Error) -> E,
-) -> Result<(), E> {
-    if path.exists() {
-        return Ok(());
-    }
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(".new");
-    let unfinished = path.with_file_name(name);
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    if unfinished.exists() {
-        fs::remove_dir_all(&unfinished).map_err(&failed)?;
-    }
-    fs::create_dir_all(parent).map_err(&failed)?;
-    make(&unfinished)?;
-    fs::rename(&unfinished, path).map_err(&failed)?;
-    sync_folder(parent).map_err(&failed)
-}
-
-/// Waits until the names in a folder are on disk.
-pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
-    // Only Unix can open a folder for that; elsewhere a rename is as durable as the system makes it.
-    #[cfg(unix)]
-    fs::File::open(path)?.sync_all()?;
-    let _ = path;
-    Ok(())
-}
-
 /// The block store of a home folder.
 pub struct BlockStore {
     db: Database,
@@ -182,7 +147,9 @@ impl BlockStore {
     /// The engine, among others when another process has the folder open.
     pub fn open(path: &Path) -> Result<Self, BlockStoreError> {
         let failed = |source| BlockStoreError::Create { path: path.to_owned(), source };
-        create_whole(path, |unfinished| Self::open_at(unfinished).map(drop), failed)?;
+        if !path.exists() {
+            create_whole(path, |unfinished| Self::open_at(unfinished).map(drop), failed)?;
+        }
         Self::open_at(path)
     }
 
@@ -292,6 +259,7 @@ impl BlockStore {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::io::Read;
 
     use super::*;

@@ -15,10 +15,7 @@ use holdfast_app::upgrades;
 
 pub use backend::{NODE_PATHS, NodeBackend};
 pub(crate) use backend::{SIMULATE, decode, decode_tx, pb_event, simulate};
-pub(crate) use blocks::sync_folder;
-pub use blocks::{
-    BlockStore, BlockStoreError, StoredBlock, StoredResult, StoredResults, StoredTx, create_whole,
-};
+pub use blocks::{BlockStore, BlockStoreError, StoredBlock, StoredResult, StoredResults, StoredTx};
 pub use engine::{BlockTimes, Engine, EngineError, ProducedBlock};
 
 use crate::cli::StartConfig;
