@@ -83,7 +83,7 @@ pub(crate) fn app(config: &StartConfig) -> Result<App<DiskStore>> {
     match App::open(state(config)?, app_options(config)) {
         Ok(app) => Ok(app),
         Err(AppError::NoChain) => {
-            Ok(App::from_genesis(state(config)?, app_options(config), &genesis(config)?)?)
+            Ok(App::from_genesis(state(config)?, app_options(config), &genesis(&config.genesis)?)?)
         }
         Err(error) => Err(error.into()),
     }
@@ -97,17 +97,15 @@ pub(crate) fn tell_supervisor(data: &Path, plan: Option<Plan>, error: anyhow::Er
     }
 }
 
-/// The genesis document.
+/// The genesis document at `path`.
 ///
 /// # Errors
 /// Missing, too large, malformed.
-pub(crate) fn genesis(config: &StartConfig) -> Result<GenesisDoc> {
-    let path = config.genesis.display();
-    let size = std::fs::metadata(&config.genesis)
-        .with_context(|| format!("cannot read {path}; run init first"))?
-        .len();
-    anyhow::ensure!(size <= GENESIS_BYTES_MAX as u64, "genesis.json: over {GENESIS_BYTES_MAX} bytes");
-    let text =
-        std::fs::read(&config.genesis).with_context(|| format!("cannot read {path}; run init first"))?;
-    Ok(GenesisDoc::parse(&text)?)
+pub(crate) fn genesis(path: &Path) -> Result<GenesisDoc> {
+    let shown = path.display();
+    let missing = || format!("cannot read {shown}; run init first");
+    let size = std::fs::metadata(path).with_context(missing)?.len();
+    anyhow::ensure!(size <= GENESIS_BYTES_MAX as u64, "{shown}: over {GENESIS_BYTES_MAX} bytes");
+    let text = std::fs::read(path).with_context(missing)?;
+    GenesisDoc::parse(&text).with_context(|| shown.to_string())
 }

@@ -16,6 +16,7 @@
 //! Until `InitChain` or a restored snapshot there is a state database and no [`App`]: genesis stays in memory until the
 //! first block commits it with its own writes, so `InitChain` may come any number of times.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -27,7 +28,7 @@ use holdfast_app::genesis::GenesisDoc;
 use holdfast_app::snapshots::{Apply, Offer, Restorer, SnapshotInfo, SnapshotStore};
 use holdfast_app::state::CommitStore;
 use holdfast_proto::Timestamp;
-use holdfast_types::{ModuleError, sdk};
+use holdfast_types::{ModuleError, ValidatorUpdate, sdk};
 use tendermint_proto::v0_38::abci::{self as pb, request::Value as Q, response::Value as R};
 
 use super::convert;
@@ -163,13 +164,7 @@ impl<S: CommitStore> Adapter<S> {
 
     /// The node's own genesis, after a check that CometBFT started from the same one.
     fn genesis(&self, request: &pb::RequestInitChain) -> Result<GenesisDoc> {
-        let path = self.config.genesis.display();
-        let size =
-            std::fs::metadata(&self.config.genesis).with_context(|| format!("cannot read {path}"))?.len();
-        let most = holdfast_app::genesis::GENESIS_BYTES_MAX;
-        ensure!(usize::try_from(size).is_ok_and(|size| size <= most), "{path}: over {most} bytes");
-        let text = std::fs::read(&self.config.genesis).with_context(|| format!("cannot read {path}"))?;
-        let doc = GenesisDoc::parse(&text).with_context(|| path.to_string())?;
+        let (path, doc) = (self.config.genesis.display(), crate::open::genesis(&self.config.genesis)?);
         let same = |field: &str, own: &str, given: &str| {
             ensure!(
                 own == given,
@@ -197,6 +192,7 @@ impl<S: CommitStore> Adapter<S> {
 
     fn init_chain(&self, request: &pb::RequestInitChain) -> Result<pb::ResponseInitChain> {
         let doc = self.genesis(request)?;
+        let engine = request.validators.iter().map(convert::validator_update).collect::<Result<Vec<_>>>()?;
         let mut stage = self.lock();
         if let Some(restorer) = &mut *self.restorer() {
             // CometBFT gave up on snapshots.
@@ -206,47 +202,32 @@ impl<S: CommitStore> Adapter<S> {
             && let Stage::Empty(store) = std::mem::replace(&mut *stage, Stage::Broken)
         {
             // Taken over only where the document names none: then their power passes to participants step by step.
-            let engine =
-                request.validators.iter().map(convert::validator_update).collect::<Result<Vec<_>>>()?;
             let app = App::from_genesis_with(store, self.config.options.clone(), &doc, &engine)?;
             self.enter(&mut stage, Stage::Running(Box::new(app)));
         }
         let Stage::Running(app) = &*stage else { bail!("the state was lost in an earlier failure: restart") };
         // Else it is repeated, before the first commit.
         ensure!(app.height() == 0, "InitChain: the chain is at height {} already", app.height());
-        let updates = app.genesis_validators()?;
-        let mut validators = updates.into_iter().map(convert::validator).collect::<Result<Vec<_>>>()?;
-        let order = |v: &pb::ValidatorUpdate| {
-            let key = v.pub_key.as_ref().and_then(|key| key.sum.clone());
-            let bytes = match key {
-                Some(tendermint_proto::v0_38::crypto::public_key::Sum::Ed25519(bytes)) => bytes,
-                Some(tendermint_proto::v0_38::crypto::public_key::Sum::Secp256k1(bytes)) => bytes,
-                None => Vec::new(),
-            };
-            (bytes, v.power)
-        };
-        validators.sort_by_key(order);
-        if !validators.is_empty() && !request.validators.is_empty() {
+        let validators = app.genesis_validators()?;
+        if !validators.is_empty() && !engine.is_empty() {
             // Keys only: adopted powers are a multiple of those given, and the engine takes what is answered.
-            let keys = |rows: &[pb::ValidatorUpdate]| {
-                let mut keys: Vec<_> = rows.iter().map(|v| order(v).0).collect();
-                keys.sort();
-                keys
-            };
+            fn keys(of: &[ValidatorUpdate]) -> BTreeSet<&[u8]> {
+                of.iter().map(|validator| &*validator.public_key).collect()
+            }
             ensure!(
-                keys(&request.validators) == keys(&validators),
+                keys(&engine) == keys(&validators),
                 "InitChain: validators: those of CometBFT's genesis are not the participants of app_state; leave them out there"
             );
         }
         ensure!(
-            !validators.is_empty() || !request.validators.is_empty(),
+            !validators.is_empty() || !engine.is_empty(),
             "InitChain: validators: nobody validates; register a participant with collateral in genesis.json \
              (holdfastd genesis add-participant)"
         );
         let settings = app.shared().settings().clone();
         Ok(pb::ResponseInitChain {
             consensus_params: Some(convert::consensus_params(&settings)),
-            validators,
+            validators: validators.into_iter().map(convert::validator).collect::<Result<_>>()?,
             app_hash: Bytes::copy_from_slice(&app.app_hash()),
         })
     }

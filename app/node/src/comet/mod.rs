@@ -27,7 +27,7 @@ use anyhow::Result;
 use holdfast_app::app::AppError;
 use holdfast_app::grpc::GrpcLimits;
 use holdfast_app::snapshots::{Restorer, SnapshotStore};
-use holdfast_app::state::DiskStore;
+use holdfast_app::state::{CommitStore, DiskStore};
 use holdfast_app::upgrades;
 
 pub use adapter::{Adapter, AdapterConfig};
@@ -102,8 +102,12 @@ async fn run(config: CometConfig) -> Result<()> {
         .await
         .map_err(|e| in_use("--grpc-listen", node.grpc_listen, &e))?;
     let (state, snapshots) = (crate::open::state(&node)?, crate::open::snapshots(&node)?);
-    // Without the file InitChain will say so; a node that joins by a snapshot takes the chain id from the light client then.
-    let chain_id = crate::open::genesis(&node).ok().map(|doc| doc.chain_id);
+    // Only an empty database is ever filled from a snapshot. Without the genesis file InitChain will say so; a node that joins
+    // by a snapshot takes the chain id from the light client then.
+    let restorer = (state.latest_height() == 0).then(|| {
+        let chain_id = crate::open::genesis(&node.genesis).ok().map(|doc| doc.chain_id);
+        Restorer::new(state.clone(), chain_id.as_deref())
+    });
     let adapter = Arc::new(Adapter::new(
         state.clone(),
         AdapterConfig {
@@ -114,7 +118,7 @@ async fn run(config: CometConfig) -> Result<()> {
             snapshot_heights: node
                 .snapshot_interval
                 .saturating_mul(u64::from(node.snapshot_keep_recent).max(1)),
-            restorer: Some(Restorer::new(state.clone(), chain_id.as_deref())),
+            restorer,
             snapshots: Some(snapshots.clone()),
             metered: node.metrics_listen.is_some(),
             after_commit: follow_commits(&node, state, snapshots),
