@@ -13,6 +13,7 @@ pub mod cli;
 pub mod comet;
 pub mod devnet;
 pub mod localnet;
+mod node_api;
 mod open;
 mod program;
 pub mod solo;

@@ -8,31 +8,21 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use holdfast_app::app::Shared;
 use holdfast_app::grpc::{GrpcBackend, GrpcReply};
 use holdfast_app::state::CommitStore;
-use holdfast_app::tx::{hash_hex, tx_hash};
+use holdfast_app::tx::TxHash;
+use holdfast_proto::Timestamp;
 use holdfast_proto::cosmos::base::abci::v1beta1::TxResponse;
-use holdfast_proto::cosmos::base::tendermint::v1beta1 as base;
-use holdfast_proto::cosmos::tx::v1beta1 as pb;
+use holdfast_proto::cosmos::tx::v1beta1::BroadcastMode;
 use holdfast_proto::tendermint::{p2p, types, version};
-use holdfast_proto::{Any, Message, Timestamp, type_url};
 use holdfast_types::{Hrp, QueryError, QueryKind, sdk};
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
 
 use super::adapter::{Adapter, NOT_STARTED};
 use super::rpc::{Rpc, RpcError};
-use crate::solo::{NODE_PATHS, SIMULATE, decode, decode_tx, pb_event, simulate};
-
-const BROADCAST: &str = "/cosmos.tx.v1beta1.Service/BroadcastTx";
-const GET_TX: &str = "/cosmos.tx.v1beta1.Service/GetTx";
-const NODE_INFO: &str = "/cosmos.base.tendermint.v1beta1.Service/GetNodeInfo";
-const LATEST_BLOCK: &str = "/cosmos.base.tendermint.v1beta1.Service/GetLatestBlock";
-const BLOCK_BY_HEIGHT: &str = "/cosmos.base.tendermint.v1beta1.Service/GetBlockByHeight";
-const SUMMARY: &str = "/holdfast.breaker.v1.Query/BreakerSummary";
-
-/// Heights this close to the latest are at hand.
-const RECENT: i64 = holdfast_app::views::RECENT_VIEWS as i64 - 1;
+use crate::node_api::{self, FoundBlock, NodeApi, pb_event};
 
 /// A node's answers. Calls that go to CometBFT block the thread they run on; the server runs them on its blocking pool.
 pub struct CometBackend<S: CommitStore> {
@@ -50,44 +40,27 @@ impl<S: CommitStore> CometBackend<S> {
     fn ask(&self, method: &str, params: Value) -> Result<Value, RpcError> {
         self.runtime.block_on(self.rpc.call(method, params))
     }
+}
 
-    fn shared(&self) -> Result<Arc<holdfast_app::app::Shared<S>>, QueryError> {
+impl<S: CommitStore> NodeApi for CometBackend<S> {
+    type Store = S;
+    const REMOTE: bool = true;
+
+    fn shared(&self) -> Result<Arc<Shared<S>>, QueryError> {
         self.adapter.shared().ok_or_else(|| QueryError::new(QueryKind::Unavailable, NOT_STARTED))
     }
 
-    fn node_call(&self, path: &str, request: &[u8]) -> Result<Vec<u8>, QueryError> {
-        Ok(match path {
-            SIMULATE => simulate(&*self.shared()?, decode(request)?)?.encode_to_vec(),
-            BROADCAST => self.broadcast(&decode(request)?)?.encode_to_vec(),
-            GET_TX => self.get_tx(&decode(request)?)?.encode_to_vec(),
-            NODE_INFO => {
-                node_info(&Json::new(self.ask("status", json!({})).map_err(failed)?))?.encode_to_vec()
-            }
-            LATEST_BLOCK => {
-                let (block_id, block, sdk_block) = self.block(None)?;
-                base::GetLatestBlockResponse { block_id, block, sdk_block }.encode_to_vec()
-            }
-            BLOCK_BY_HEIGHT => {
-                let request: base::GetBlockByHeightRequest = decode(request)?;
-                let (block_id, block, sdk_block) = self.block(Some(request.height))?;
-                base::GetBlockByHeightResponse { block_id, block, sdk_block }.encode_to_vec()
-            }
-            _ => return Err(QueryError::new(QueryKind::Unimplemented, format!("no method {path:?}"))),
-        })
+    fn height(&self) -> i64 {
+        self.adapter.height()
     }
 
-    fn broadcast(&self, request: &pb::BroadcastTxRequest) -> Result<pb::BroadcastTxResponse, QueryError> {
-        let method = match pb::BroadcastMode::try_from(request.mode) {
-            Ok(pb::BroadcastMode::Sync) => "broadcast_tx_sync",
-            Ok(pb::BroadcastMode::Async) => "broadcast_tx_async",
-            _ => return Err(QueryError::invalid("mode: use BROADCAST_MODE_SYNC or BROADCAST_MODE_ASYNC")),
+    fn broadcast(&self, raw: &[u8], mode: BroadcastMode) -> Result<TxResponse, QueryError> {
+        let method = match mode {
+            BroadcastMode::Async => "broadcast_tx_async",
+            _ => "broadcast_tx_sync",
         };
-        if request.tx_bytes.is_empty() {
-            return Err(QueryError::invalid("tx_bytes: give the transaction"));
-        }
-        let mut response =
-            TxResponse { txhash: hash_hex(&tx_hash(&request.tx_bytes)), ..TxResponse::default() };
-        match self.ask(method, json!({ "tx": STANDARD.encode(&request.tx_bytes) })) {
+        let mut response = TxResponse::default();
+        match self.ask(method, json!({ "tx": STANDARD.encode(raw) })) {
             Ok(answer) => {
                 let answer = Json::new(answer);
                 response.code = answer.at("code").number()?;
@@ -112,29 +85,17 @@ impl<S: CommitStore> CometBackend<S> {
                 response.raw_log = text;
             }
         }
-        Ok(pb::BroadcastTxResponse { tx_response: Some(response) })
+        Ok(response)
     }
 
-    fn get_tx(&self, request: &pb::GetTxRequest) -> Result<pb::GetTxResponse, QueryError> {
-        let hash = hex::decode(&request.hash).ok().filter(|bytes| bytes.len() == 32);
-        let hash = hash.ok_or_else(|| QueryError::invalid("hash: give 64 hexadecimal digits"))?;
-        let name = hex::encode_upper(&hash);
-        let found = match self.ask("tx", json!({ "hash": STANDARD.encode(&hash), "prove": false })) {
+    fn tx(&self, hash: &TxHash) -> Result<Option<(Vec<u8>, TxResponse)>, QueryError> {
+        let found = match self.ask("tx", json!({ "hash": STANDARD.encode(hash), "prove": false })) {
             Ok(found) => Json::new(found),
-            Err(RpcError::Refused { data, .. }) if data.contains("not found") => {
-                return Err(QueryError::not_found(format!("tx not found: {name}")));
-            }
+            Err(RpcError::Refused { data, .. }) if data.contains("not found") => return Ok(None),
             Err(error) => return Err(failed(error)),
         };
         let height: i64 = found.at("height").number()?;
-        // CometBFT indexes a block after its commit; the app may be behind it only while it replays.
-        if height > self.adapter.height() {
-            return Err(QueryError::not_found(format!("tx not found: {name}")));
-        }
         let header = self.ask("header", json!({ "height": height.to_string() })).map_err(failed)?;
-        let time = Json::new(header).at("header").at("time").text()?;
-        let raw = found.at("tx").bytes()?;
-        let tx = decode_tx(&raw);
         let result = found.at("tx_result");
         let mut events = Vec::new();
         for event in result.at("events").list()? {
@@ -146,7 +107,6 @@ impl<S: CommitStore> CometBackend<S> {
         }
         let response = TxResponse {
             height,
-            txhash: name,
             codespace: result.at("codespace").text()?,
             code: result.at("code").number()?,
             data: hex::encode_upper(result.at("data").bytes()?),
@@ -154,24 +114,19 @@ impl<S: CommitStore> CometBackend<S> {
             info: result.at("info").text()?,
             gas_wanted: result.at("gas_wanted").number()?,
             gas_used: result.at("gas_used").number()?,
-            tx: tx.as_ref().map(|tx| Any { type_url: type_url::<pb::Tx>(), value: tx.encode_to_vec() }),
-            timestamp: time,
+            timestamp: Json::new(header).at("header").at("time").text()?,
             events,
             ..TxResponse::default()
         };
-        Ok(pb::GetTxResponse { tx, tx_response: Some(response) })
+        Ok(Some((found.at("tx").bytes()?, response)))
     }
 
-    #[allow(clippy::type_complexity)]
-    fn block(
-        &self,
-        height: Option<i64>,
-    ) -> Result<(Option<types::BlockId>, Option<types::Block>, Option<base::Block>), QueryError> {
-        let params = match height {
-            Some(height) if height <= 0 => return Err(QueryError::invalid("height: must be at least 1")),
-            Some(height) => json!({ "height": height.to_string() }),
-            None => json!({}),
-        };
+    fn node_info(&self) -> Result<p2p::DefaultNodeInfo, QueryError> {
+        node_info(&Json::new(self.ask("status", json!({})).map_err(failed)?))
+    }
+
+    fn block(&self, height: Option<i64>) -> Result<FoundBlock, QueryError> {
+        let params = height.map_or_else(|| json!({}), |height| json!({ "height": height.to_string() }));
         let answer = match self.ask("block", params) {
             Ok(answer) => Json::new(answer),
             Err(RpcError::Refused { data, .. }) if data.contains("must be less than or equal to") => {
@@ -183,25 +138,20 @@ impl<S: CommitStore> CometBackend<S> {
             Err(error) => return Err(failed(error)),
         };
         let prefix = self.shared().map(|shared| shared.settings().bech32_prefix.clone()).unwrap_or_default();
-        let (block, sdk_block) = block(&answer.at("block"), &prefix)?;
-        Ok((Some(block_id(&answer.at("block_id"))?), Some(block), Some(sdk_block)))
+        let (id, block) = (block_id(&answer.at("block_id"))?, block(&answer.at("block"))?);
+        let proposer = block.header.as_ref().map_or(&[][..], |header| &header.proposer_address);
+        let proposer = consensus_address(proposer, &prefix);
+        Ok(FoundBlock { id, block, proposer })
     }
 }
 
 impl<S: CommitStore> GrpcBackend for CometBackend<S> {
     fn call(&self, path: &str, request: &[u8], height: i64) -> Result<GrpcReply, QueryError> {
-        if NODE_PATHS.contains(&path) {
-            let value = self.node_call(path, request)?;
-            return Ok(GrpcReply { value, height: self.adapter.height() });
-        }
-        let (value, height) = self.shared()?.query(path, request, height)?;
-        Ok(GrpcReply { value, height })
+        node_api::call(self, path, request, height)
     }
 
     fn is_blocking(&self, path: &str, height: i64) -> bool {
-        NODE_PATHS.contains(&path)
-            || matches!(path, SUMMARY | holdfast_app::what_if::PATH)
-            || (height != 0 && height.saturating_add(RECENT) < self.adapter.height())
+        node_api::is_blocking(self, path, height)
     }
 }
 
@@ -281,32 +231,24 @@ impl Json {
     }
 }
 
-fn node_info(status: &Json) -> Result<base::GetNodeInfoResponse, QueryError> {
+fn node_info(status: &Json) -> Result<p2p::DefaultNodeInfo, QueryError> {
     let info = status.at("node_info");
     let (versions, other) = (info.at("protocol_version"), info.at("other"));
-    Ok(base::GetNodeInfoResponse {
-        default_node_info: Some(p2p::DefaultNodeInfo {
-            protocol_version: Some(p2p::ProtocolVersion {
-                p2p: versions.at("p2p").number()?,
-                block: versions.at("block").number()?,
-                app: versions.at("app").number()?,
-            }),
-            default_node_id: info.at("id").text()?,
-            listen_addr: info.at("listen_addr").text()?,
-            network: info.at("network").text()?,
-            version: info.at("version").text()?,
-            channels: info.at("channels").hash()?,
-            moniker: info.at("moniker").text()?,
-            other: Some(p2p::DefaultNodeInfoOther {
-                tx_index: other.at("tx_index").text()?,
-                rpc_address: other.at("rpc_address").text()?,
-            }),
+    Ok(p2p::DefaultNodeInfo {
+        protocol_version: Some(p2p::ProtocolVersion {
+            p2p: versions.at("p2p").number()?,
+            block: versions.at("block").number()?,
+            app: versions.at("app").number()?,
         }),
-        application_version: Some(base::VersionInfo {
-            name: "holdfast".into(),
-            app_name: "holdfastd".into(),
-            version: env!("CARGO_PKG_VERSION").into(),
-            ..base::VersionInfo::default()
+        default_node_id: info.at("id").text()?,
+        listen_addr: info.at("listen_addr").text()?,
+        network: info.at("network").text()?,
+        version: info.at("version").text()?,
+        channels: info.at("channels").hash()?,
+        moniker: info.at("moniker").text()?,
+        other: Some(p2p::DefaultNodeInfoOther {
+            tx_index: other.at("tx_index").text()?,
+            rpc_address: other.at("rpc_address").text()?,
         }),
     })
 }
@@ -322,10 +264,9 @@ fn block_id(id: &Json) -> Result<types::BlockId, QueryError> {
     })
 }
 
-fn block(block: &Json, prefix: &str) -> Result<(types::Block, base::Block), QueryError> {
+fn block(block: &Json) -> Result<types::Block, QueryError> {
     let from = block.at("header");
     let id = block_id(&from.at("last_block_id"))?;
-    let proposer = from.at("proposer_address").hash()?;
     let header = types::Header {
         version: Some(version::Consensus {
             block: from.at("version").at("block").number()?,
@@ -344,37 +285,18 @@ fn block(block: &Json, prefix: &str) -> Result<(types::Block, base::Block), Quer
         app_hash: from.at("app_hash").hash()?,
         last_results_hash: from.at("last_results_hash").hash()?,
         evidence_hash: from.at("evidence_hash").hash()?,
-        proposer_address: proposer.clone(),
-    };
-    let sdk_header = base::Header {
-        version: header.version,
-        chain_id: header.chain_id.clone(),
-        height: header.height,
-        time: header.time,
-        last_block_id: header.last_block_id.clone(),
-        last_commit_hash: header.last_commit_hash.clone(),
-        data_hash: header.data_hash.clone(),
-        validators_hash: header.validators_hash.clone(),
-        next_validators_hash: header.next_validators_hash.clone(),
-        consensus_hash: header.consensus_hash.clone(),
-        app_hash: header.app_hash.clone(),
-        last_results_hash: header.last_results_hash.clone(),
-        evidence_hash: header.evidence_hash.clone(),
-        proposer_address: consensus_address(&proposer, prefix),
+        proposer_address: from.at("proposer_address").hash()?,
     };
     let txs = block.at("data").at("txs").list()?.iter().map(Json::bytes).collect::<Result<_, _>>()?;
     // The entries' kinds are not defined on our side; their number is kept.
     let evidence = block.at("evidence").at("evidence").list()?;
     let evidence = evidence.iter().map(|_| types::Evidence::default()).collect();
-    let (data, evidence) = (Some(types::Data { txs }), Some(types::EvidenceList { evidence }));
-    let last_commit = Some(commit(&block.at("last_commit"))?);
-    let own = types::Block {
+    Ok(types::Block {
         header: Some(header),
-        data: data.clone(),
-        evidence: evidence.clone(),
-        last_commit: last_commit.clone(),
-    };
-    Ok((own, base::Block { header: Some(sdk_header), data, evidence, last_commit }))
+        data: Some(types::Data { txs }),
+        evidence: Some(types::EvidenceList { evidence }),
+        last_commit: Some(commit(&block.at("last_commit"))?),
+    })
 }
 
 fn commit(from: &Json) -> Result<types::Commit, QueryError> {

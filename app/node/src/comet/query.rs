@@ -29,7 +29,7 @@ use holdfast_types::{QueryError, QueryKind, sdk};
 use tendermint_proto::v0_38::{abci as pb, crypto};
 
 use super::adapter::NOT_STARTED;
-use crate::solo::{SIMULATE, simulate};
+use crate::node_api::{SIMULATE, simulate};
 
 /// The SDK's code for an absent key.
 const KEY_NOT_FOUND: u32 = 22;

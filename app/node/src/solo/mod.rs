@@ -13,8 +13,7 @@ use holdfast_app::app::AppError;
 use holdfast_app::state::DiskStore;
 use holdfast_app::upgrades;
 
-pub use backend::{NODE_PATHS, NodeBackend};
-pub(crate) use backend::{SIMULATE, decode, decode_tx, pb_event, simulate};
+pub use backend::NodeBackend;
 pub use blocks::{BlockStore, BlockStoreError, StoredBlock, StoredResult, StoredResults, StoredTx};
 pub use engine::{BlockTimes, Engine, EngineError, ProducedBlock};
 
