@@ -287,16 +287,16 @@ impl<S: CommitStore> App<S> {
         if height > 0 {
             return Err(AppError::AlreadyStarted(height));
         }
-        doc.validate(&options.composition)?;
+        let states = doc.states(&options.composition)?;
         let settings = doc.settings()?;
         let initial_height = settings.initial_height;
         let mut block = BlockContext { height: initial_height, ..chain_context(&settings)? };
         let snapshot = store.snapshot();
         let mut branch = BranchKv::new(&snapshot);
         let mut events = Vec::new();
-        for module in options.composition.modules() {
+        for (module, genesis) in options.composition.modules().iter().zip(&states) {
             let mut ctx = Context::new(&block, &mut branch, &mut events);
-            module.init_genesis(&mut ctx, &doc.module(module.name())?)?;
+            module.init_genesis(&mut ctx, genesis)?;
             if module.name() == "epochs" {
                 // Later modules count members and entries of the epoch the state stands in.
                 holdfast_epochs::Keeper.start(&mut ctx, initial_height)?;
@@ -405,12 +405,6 @@ impl<S: CommitStore> App<S> {
             ..shared.chain.clone()
         };
         let due = shared.options.upgrades.due(&branch, block.height)?;
-        if due.runs() {
-            // Migrations stand where the last block left the state: the new epoch, if one begins here, comes after them.
-            let last = block.height.saturating_sub(1);
-            let position = holdfast_epochs::Keeper.position(&branch, last)?;
-            (context.epoch, context.poc) = (position.epoch, position.poc);
-        }
         upgrades::run(composition, &mut Context::new(&context, &mut branch, &mut events), due)?;
         context.params = holdfast_inference::Keeper.params(&branch)?.validation;
         let context = composition.begin_block(&mut Context::new(&context, &mut branch, &mut events))?;

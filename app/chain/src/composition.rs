@@ -194,14 +194,15 @@ pub const STEPS: &[Step] = &[
 /// would have told.
 fn step<T: Default>(
     ctx: &mut Context<'_>,
-    index: usize,
+    name: &str,
     run: impl FnOnce(&mut Context<'_>) -> Result<T, ModuleError>,
 ) -> Result<T, ModuleError> {
     let error = match ctx.branch(run) {
         Ok(value) => return Ok(value),
         Err(error) => error,
     };
-    let Some(step) = STEPS.get(index).filter(|step| step.policy == Policy::DiscardAndRecord) else {
+    let Some(step) = STEPS.iter().find(|step| step.name == name && step.policy == Policy::DiscardAndRecord)
+    else {
         return Err(error);
     };
     let event = Event::new("holdfast.breaker.v1.EventStepDiscarded");
@@ -217,16 +218,16 @@ impl Composition {
     /// Only of a step whose policy is to halt.
     pub fn begin_block(&self, ctx: &mut Context<'_>) -> Result<BlockContext, ModuleError> {
         self.with(|hooks| {
-            step(ctx, 1, holdfast_inference::begin_block)?;
+            step(ctx, "B1 inference", holdfast_inference::begin_block)?;
             let mut block = ctx.block.clone();
-            step(ctx, 2, |ctx| {
+            step(ctx, "B2 epochs", |ctx| {
                 let position = holdfast_epochs::Keeper.begin_block(ctx, hooks)?;
                 (block.epoch, block.poc) = (position.epoch, position.poc);
                 Ok(())
             })?;
             let mut ctx = ctx.with_block(&block);
-            step(&mut ctx, 3, |ctx| hooks.participants.begin_block(ctx, hooks))?;
-            step(&mut ctx, 4, |ctx| Ok(hooks.breaker().begin_block(ctx)?))?;
+            step(&mut ctx, "B3 participants", |ctx| hooks.participants.begin_block(ctx, hooks))?;
+            step(&mut ctx, "B4 breaker", |ctx| Ok(hooks.breaker().begin_block(ctx)?))?;
             Ok(block)
         })
     }
@@ -237,15 +238,19 @@ impl Composition {
     /// Only of a step whose policy is to halt; none of these.
     pub fn end_block(&self, ctx: &mut Context<'_>) -> Result<Vec<ValidatorUpdate>, ModuleError> {
         self.with(|hooks| {
-            step(ctx, 5, |ctx| hooks.inference(|deps| holdfast_inference::expire(ctx, deps)))?;
-            step(ctx, 6, |ctx| hooks.inference(|deps| holdfast_inference::sprt_step(ctx, deps)))?;
-            step(ctx, 7, |ctx| Ok(hooks.breaker().end_block(ctx)?))?;
-            let updates = step(ctx, 8, |ctx| hooks.participants.validator_updates(ctx))?;
+            step(ctx, "E1 inference expiry", |ctx| {
+                hooks.inference(|deps| holdfast_inference::expire(ctx, deps))
+            })?;
+            step(ctx, "E2 inference sprt", |ctx| {
+                hooks.inference(|deps| holdfast_inference::sprt_step(ctx, deps))
+            })?;
+            step(ctx, "E3 breaker", |ctx| Ok(hooks.breaker().end_block(ctx)?))?;
+            let updates = step(ctx, "E4 validators", |ctx| hooks.participants.validator_updates(ctx))?;
             // Three branches: a failing one must not keep its neighbours' rows.
-            step(ctx, 9, |ctx| hooks.participants.end_block(ctx))?;
-            step(ctx, 9, |ctx| Ok(hooks.breaker().prune(ctx)?))?;
-            step(ctx, 9, |ctx| holdfast_inference::prune(ctx, &holdfast_epochs::Keeper))?;
-            step(ctx, 10, |ctx| hooks.gov(|deps| holdfast_gov::abci::end_block(ctx, deps)))?;
+            step(ctx, "E4 prune", |ctx| hooks.participants.end_block(ctx))?;
+            step(ctx, "E4 prune", |ctx| Ok(hooks.breaker().prune(ctx)?))?;
+            step(ctx, "E4 prune", |ctx| holdfast_inference::prune(ctx, &holdfast_epochs::Keeper))?;
+            step(ctx, "E5 gov", |ctx| hooks.gov(|deps| holdfast_gov::abci::end_block(ctx, deps)))?;
             Ok(updates)
         })
     }

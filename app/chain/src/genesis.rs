@@ -1,7 +1,7 @@
 //! The genesis document: `genesis.json` in the shape Cosmos tools expect.
 
 use holdfast_proto::holdfast::{epochs, inference, participants};
-use holdfast_proto::{Message, Name, Timestamp, from_json, to_json};
+use holdfast_proto::{Message, Timestamp, from_json, to_json};
 use holdfast_types::{Coin, Height, Hrp};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -218,6 +218,11 @@ impl GenesisDoc {
     /// # Errors
     /// The first refusal, with the path of the field.
     pub fn validate(&self, composition: &Composition) -> Result<(), GenesisError> {
+        self.states(composition).map(|_| ())
+    }
+
+    /// The same, and the encoded state of each module in genesis order: turning JSON into it is most of a start's work.
+    pub(crate) fn states(&self, composition: &Composition) -> Result<Vec<Vec<u8>>, GenesisError> {
         let settings = self.settings()?;
         let hrp = settings.hrp().map_err(|e| bad("bech32_prefix", e))?;
         let modules = composition.modules();
@@ -226,47 +231,60 @@ impl GenesisDoc {
                 return Err(bad(format!("app_state.{name}"), "no such module"));
             }
         }
+        let mut states = Vec::with_capacity(modules.len());
+        let (mut epochs, mut participants, mut inference) = Default::default();
         for module in modules {
-            let genesis = self.module(module.name())?;
+            let name = module.name();
+            let genesis = self.module(name)?;
             module
                 .validate_genesis(&genesis, &hrp)
-                .map_err(|e| bad(format!("app_state.{}", module.name()), e.message))?;
-        }
-        self.check_fresh()?;
-        self.check_cooldown()
-    }
-
-    /// Before the first block of a chain nobody can have been found unreliable.
-    fn check_fresh(&self) -> Result<(), GenesisError> {
-        let epochs: epochs::v1::GenesisState = self.state("epochs")?;
-        let participants: participants::v1::GenesisState = self.state("participants")?;
-        let inactive = participants.participants.iter().position(|row| {
-            row.status() == participants::v1::ParticipantStatus::Inactive && epochs.epochs.is_empty()
-        });
-        match inactive {
-            None => Ok(()),
-            Some(n) => {
-                let field = format!("app_state.participants.participants[{n}].status");
-                Err(bad(field, "nobody is inactive before the first block; use PARTICIPANT_STATUS_ACTIVE"))
+                .map_err(|e| bad(format!("app_state.{name}"), e.message))?;
+            match name {
+                "epochs" => epochs = decode(name, &genesis)?,
+                "participants" => participants = decode(name, &genesis)?,
+                "inference" => inference = decode(name, &genesis)?,
+                _ => {}
             }
+            states.push(genesis);
+        }
+        check_fresh(&epochs, &participants)?;
+        check_cooldown(&epochs, inference)?;
+        Ok(states)
+    }
+}
+
+fn decode<M: Message + Default>(module: &str, genesis: &[u8]) -> Result<M, GenesisError> {
+    M::decode(genesis).map_err(|e| bad(format!("app_state.{module}"), e))
+}
+
+/// Before the first block of a chain nobody can have been found unreliable.
+fn check_fresh(
+    epochs: &epochs::v1::GenesisState,
+    participants: &participants::v1::GenesisState,
+) -> Result<(), GenesisError> {
+    let inactive = participants.participants.iter().position(|row| {
+        row.status() == participants::v1::ParticipantStatus::Inactive && epochs.epochs.is_empty()
+    });
+    match inactive {
+        None => Ok(()),
+        Some(n) => {
+            let field = format!("app_state.participants.participants[{n}].status");
+            Err(bad(field, "nobody is inactive before the first block; use PARTICIPANT_STATUS_ACTIVE"))
         }
     }
+}
 
-    /// The longest cooldown fits into an epoch (breaker.md 5), as it does after every change of either.
-    fn check_cooldown(&self) -> Result<(), GenesisError> {
-        let epochs: epochs::v1::GenesisState = self.state("epochs")?;
-        let inference: inference::v1::GenesisState = self.state("inference")?;
-        let length = epochs.params.map_or(0, |params| params.epoch_length);
-        let params = inference.params.and_then(|params| params.validation);
-        let cooldown = params.map_or(0, |params| params.health_cb_max_cooldown_blocks);
-        if cooldown > length {
-            let rule = format!("must be at most app_state.epochs.params.epoch_length, {length}");
-            return Err(bad("app_state.inference.params.validation.health_cb_max_cooldown_blocks", rule));
-        }
-        Ok(())
+/// The longest cooldown fits into an epoch (breaker.md 5), as it does after every change of either.
+fn check_cooldown(
+    epochs: &epochs::v1::GenesisState,
+    inference: inference::v1::GenesisState,
+) -> Result<(), GenesisError> {
+    let length = epochs.params.as_ref().map_or(0, |params| params.epoch_length);
+    let params = inference.params.and_then(|params| params.validation);
+    let cooldown = params.map_or(0, |params| params.health_cb_max_cooldown_blocks);
+    if cooldown > length {
+        let rule = format!("must be at most app_state.epochs.params.epoch_length, {length}");
+        return Err(bad("app_state.inference.params.validation.health_cb_max_cooldown_blocks", rule));
     }
-
-    fn state<M: Message + Name + Default>(&self, module: &str) -> Result<M, GenesisError> {
-        M::decode(self.module(module)?.as_slice()).map_err(|e| bad(format!("app_state.{module}"), e))
-    }
+    Ok(())
 }

@@ -281,18 +281,10 @@ fn signer_info(index: usize, info: PbSignerInfo) -> Result<SignerInfo, ModuleErr
     Ok(SignerInfo { public_key, mode, sequence: info.sequence })
 }
 
-/// Messages of cosmos.gov.v1 whose signer is not their field 1, and where it is.
-const SIGNER_FIELDS: [(&str, u64); 5] = [
-    ("/cosmos.gov.v1.MsgSubmitProposal", 3),
-    ("/cosmos.gov.v1.MsgVote", 2),
-    ("/cosmos.gov.v1.MsgVoteWeighted", 2),
-    ("/cosmos.gov.v1.MsgDeposit", 2),
-    ("/cosmos.gov.v1.MsgCancelProposal", 2),
-];
-
-/// Number of the field that holds the signer of messages of type `url`.
+/// Number of the field that holds the signer of messages of type `url`: 1, unless x/gov says otherwise.
 pub fn signer_field(url: &str) -> u64 {
-    SIGNER_FIELDS.iter().find(|(known, _)| *known == url).map_or(1, |(_, field)| *field)
+    let known = holdfast_gov::SIGNERS.iter().find(|(known, ..)| *known == url);
+    known.map_or(1, |(_, number, _)| (*number).into())
 }
 
 /// The signer of a packed message: the address in its field 1, where nearly every message of this chain has it; the

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 pub use holdfast_gov::Plan;
 use holdfast_store::KvRead;
-use holdfast_types::{Context, Height, ModuleError};
+use holdfast_types::{BlockContext, Context, Height, ModuleError};
 use thiserror::Error;
 
 use crate::app::AppError;
@@ -101,13 +101,6 @@ pub(crate) enum Due {
     Run(Plan, Upgrade),
 }
 
-impl Due {
-    /// Whether modules are migrated.
-    pub(crate) fn runs(&self) -> bool {
-        matches!(self, Self::Run(..))
-    }
-}
-
 impl Upgrades {
     /// The upgrades of a binary, every one it or an earlier binary carried out on a chain it still serves.
     pub fn new(known: Vec<Upgrade>) -> Self {
@@ -147,16 +140,7 @@ impl Upgrades {
                 format!("it was upgraded to {name:?} at height {height}, which this binary does not know");
             return Err(UpgradeError::TooOld(text).into());
         }
-        let plan =
-            holdfast_gov::Keeper.upgrade_plan(store)?.filter(|plan| !self.skipped.contains(&plan.height));
-        if let Some(plan) = &plan {
-            match (self.find(&plan.name).is_some(), next < plan.height) {
-                (true, true) => return Err(UpgradeError::Early(plan.clone()).into()),
-                (false, false) => return Err(UpgradeError::Needed(plan.clone()).into()),
-                (true, false) | (false, true) => {}
-            }
-        }
-        let migrates = plan.is_some_and(|plan| self.find(&plan.name).is_some());
+        let migrates = matches!(self.due(store, next)?, Due::Run(..));
         let stored = holdfast_gov::Keeper.module_versions(store)?;
         let modules = composition.modules();
         if let Some((name, _)) = stored.iter().find(|(name, _)| !modules.iter().any(|m| m.name() == name)) {
@@ -165,18 +149,16 @@ impl Upgrades {
         for module in modules {
             let (name, own) = (module.name(), module.consensus_version());
             let found = stored.iter().find(|(stored, _)| stored == name).map(|(_, version)| *version);
+            let apart = |version| format!("module {name} is at version {version}, the binary at {own}");
             match found {
-                Some(version) if version > own => {
-                    let text = format!("module {name} is at version {version}, the binary at {own}");
-                    return Err(UpgradeError::TooOld(text).into());
+                Some(version) if version > own => return Err(UpgradeError::TooOld(apart(version)).into()),
+                Some(version) if version < own && !migrates => {
+                    return Err(UpgradeError::TooNew(apart(version)).into());
                 }
-                Some(version) if version == own => {}
-                _ if migrates => {}
-                Some(version) => {
-                    let text = format!("module {name} is at version {version}, the binary at {own}");
-                    return Err(UpgradeError::TooNew(text).into());
+                None if !migrates => {
+                    return Err(UpgradeError::TooNew(format!("it has no module {name}")).into());
                 }
-                None => return Err(UpgradeError::TooNew(format!("it has no module {name}")).into()),
+                Some(_) | None => {}
             }
         }
         Ok(())
@@ -185,15 +167,15 @@ impl Upgrades {
     /// What block `height` has to do with the plan in `store`.
     pub(crate) fn due(&self, store: &dyn KvRead, height: Height) -> Result<Due, AppError> {
         let Some(plan) = holdfast_gov::Keeper.upgrade_plan(store)? else { return Ok(Due::Nothing) };
+        if self.skipped.contains(&plan.height) {
+            return Ok(if height < plan.height { Due::Nothing } else { Due::Skip });
+        }
         if height < plan.height {
             // A plan can come while the node runs; then nobody could have refused at the start.
             return match self.find(&plan.name) {
                 Some(_) => Err(UpgradeError::Early(plan).into()),
                 None => Ok(Due::Nothing),
             };
-        }
-        if self.skipped.contains(&plan.height) {
-            return Ok(Due::Skip);
         }
         match self.find(&plan.name) {
             Some(upgrade) => Ok(Due::Run(plan, upgrade.clone())),
@@ -202,12 +184,17 @@ impl Upgrades {
     }
 }
 
-/// Carries out `due` on the block's branch.
+/// Carries out `due` on the block's branch. Migrations stand where the last block left the state: the new epoch, if one begins
+/// here, comes after them.
 pub(crate) fn run(composition: &Composition, ctx: &mut Context<'_>, due: Due) -> Result<(), ModuleError> {
     match due {
         Due::Nothing => Ok(()),
         Due::Skip => holdfast_gov::Keeper.clear_upgrade_plan(ctx),
         Due::Run(plan, upgrade) => {
+            let last = ctx.block.height.saturating_sub(1);
+            let position = holdfast_epochs::Keeper.position(ctx.store, last)?;
+            let block = BlockContext { epoch: position.epoch, poc: position.poc, ..ctx.block.clone() };
+            let ctx = &mut ctx.with_block(&block);
             migrate(composition, ctx)?;
             if let Some(extra) = &upgrade.extra {
                 extra(composition, ctx)?;

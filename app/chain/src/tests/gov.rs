@@ -316,6 +316,16 @@ fn a_skipped_plan_is_dropped_at_its_height() {
     assert_eq!(holdfast_gov::Keeper.last_applied(view.query().store).unwrap(), None);
 }
 
+#[test]
+fn a_skipped_plan_does_not_stop_the_binary_that_knows_it_before_its_height() {
+    let upgrades = Upgrades::new(vec![Upgrade::new("v2")]).skipping(&[4]);
+    let mut net = Net::with(&Spec::default(), mem(), crate::app::AppOptions { upgrades, ..options() });
+    net.govern(Moment::AfterEndBlock, plan(4));
+    net.until(6);
+    let view = net.shared.view(0).unwrap();
+    assert_eq!(holdfast_gov::Keeper.last_applied(view.query().store).unwrap(), None);
+}
+
 /// The state of a chain of an earlier version at height 100, written down by that version: a key and its value a line.
 const V1: &str = include_str!("fixtures/state-v1.txt");
 /// Its app hash there.
