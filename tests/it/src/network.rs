@@ -351,10 +351,6 @@ impl Late {
     }
 }
 
-fn now() -> tendermint::Time {
-    tendermint::Time::now()
-}
-
 /// Header, votes and validators of a height, as a light client fetches them.
 fn light_block(port: u16, at: i64) -> (SignedHeader, validator::Set, validator::Set) {
     let validators = |at: i64| {
@@ -379,35 +375,29 @@ fn verified_app_hash(port: u16, at: i64) -> Vec<u8> {
         trusting_period: Duration::from_secs(86_400),
         clock_drift: Duration::from_secs(10),
     };
-    let verdict = ProdVerifier::default().verify_update_header(
-        UntrustedBlockState { signed_header: &header, validators: &validators, next_validators: Some(&next) },
-        TrustedBlockState {
-            chain_id: &trusted.header.chain_id,
-            header_time: trusted.header.time,
-            height: trusted.header.height,
-            next_validators: &trusted_next,
-            next_validators_hash: trusted.header.next_validators_hash,
-        },
-        &options,
-        now(),
-    );
-    assert_eq!(verdict, Verdict::Success, "header {}", at + 1);
+    let verify = |header: &SignedHeader| {
+        ProdVerifier::default().verify_update_header(
+            UntrustedBlockState {
+                signed_header: header,
+                validators: &validators,
+                next_validators: Some(&next),
+            },
+            TrustedBlockState {
+                chain_id: &trusted.header.chain_id,
+                header_time: trusted.header.time,
+                height: trusted.header.height,
+                next_validators: &trusted_next,
+                next_validators_hash: trusted.header.next_validators_hash,
+            },
+            &options,
+            tendermint::Time::now(),
+        )
+    };
+    assert_eq!(verify(&header), Verdict::Success, "header {}", at + 1);
     // A header whose app hash was changed does not pass.
     let mut forged = header.clone();
     forged.header.app_hash = vec![7; 32].try_into().expect("a hash");
-    let verdict = ProdVerifier::default().verify_update_header(
-        UntrustedBlockState { signed_header: &forged, validators: &validators, next_validators: Some(&next) },
-        TrustedBlockState {
-            chain_id: &trusted.header.chain_id,
-            header_time: trusted.header.time,
-            height: trusted.header.height,
-            next_validators: &trusted_next,
-            next_validators_hash: trusted.header.next_validators_hash,
-        },
-        &options,
-        now(),
-    );
-    assert_ne!(verdict, Verdict::Success);
+    assert_ne!(verify(&forged), Verdict::Success);
     header.header.app_hash.as_bytes().to_vec()
 }
 

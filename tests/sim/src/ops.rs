@@ -275,14 +275,14 @@ impl Scene<'_> {
     }
 
     /// Some fields of `all`, or everything.
-    fn mask(&mut self, all: &[&str]) -> Option<FieldMask> {
+    fn mask<S: AsRef<str> + Clone>(&mut self, all: &[S]) -> Option<FieldMask> {
         let mut paths: Vec<String> = match self.rng.below(4) {
             0 => vec!["*".into()],
-            1 => vec![(*self.rng.pick(all)).to_owned()],
-            _ => self.rng.part(all).into_iter().map(str::to_owned).collect(),
+            1 => vec![self.rng.pick(all).as_ref().to_owned()],
+            _ => self.rng.part(all).iter().map(|path| path.as_ref().to_owned()).collect(),
         };
         if paths.is_empty() {
-            paths.push((*self.rng.pick(all)).to_owned());
+            paths.push(self.rng.pick(all).as_ref().to_owned());
         }
         if self.wrong() {
             match self.rng.below(3) {
@@ -746,6 +746,15 @@ fn register_model(scene: &mut Scene<'_>) -> Any {
     pack(&participants::v1::MsgRegisterModel { authority: scene.authority(), model })
 }
 
+/// Fields of a message by ascending number, each behind `prefix`.
+fn field_names<M: Name>(prefix: &str) -> Vec<String> {
+    let message = holdfast_proto::pool().ok().and_then(|pool| pool.get_message_by_name(&M::full_name()));
+    let mut fields: Vec<_> =
+        message.iter().flat_map(|m| m.fields()).map(|f| (f.number(), f.name().to_owned())).collect();
+    fields.sort();
+    fields.into_iter().map(|(_, name)| format!("{prefix}{name}")).collect()
+}
+
 fn participants_params(scene: &mut Scene<'_>) -> Any {
     let mut new = params::participants(scene.rng, &scene.cast.collateral_denom);
     if scene.wrong() {
@@ -756,15 +765,8 @@ fn participants_params(scene: &mut Scene<'_>) -> Any {
             _ => new.max_maintenance_blocks = i64::MAX,
         }
     }
-    let fields = [
-        "collateral_per_weight",
-        "max_models",
-        "min_announce_blocks",
-        "max_maintenance_blocks",
-        "max_maintenance_windows",
-        "max_validators",
-        "max_validator_change_permille",
-    ];
+    // The denomination is fixed at genesis.
+    let fields = field_names::<participants::v1::Params>("").split_off(1);
     pack(&participants::v1::MsgUpdateParams {
         authority: scene.authority(),
         params: Some(new.to_pb()),
@@ -785,27 +787,8 @@ fn inference_params(scene: &mut Scene<'_>) -> Any {
     }
     let denom = if scene.rng.percent(5) { scene.cast.collateral_denom.clone() } else { DENOM.to_owned() };
     let token_price = params::token_price(scene.rng, &denom);
-    let fields = [
-        "token_price",
-        "validation.expiration_blocks",
-        "validation.health_cb_enabled",
-        "validation.health_cb_shadow",
-        "validation.health_cb_miss_threshold_pct",
-        "validation.health_cb_min_samples",
-        "validation.health_cb_initial_cooldown_blocks",
-        "validation.health_cb_max_cooldown_blocks",
-        "validation.health_cb_probe_share_bp",
-        "validation.health_cb_window_blocks",
-        "validation.health_cb_consecutive_misses",
-        "validation.health_cb_probation_blocks",
-        "validation.health_cb_max_excluded_weight_pct",
-        "validation.health_cb_freeze_pct",
-        "validation.health_cb_jitter_pct",
-        "validation.downtime_sprt_enabled",
-        "validation.downtime_good_percentage",
-        "validation.downtime_bad_percentage",
-        "validation.downtime_h_threshold",
-    ];
+    let mut fields = vec!["token_price".to_owned()];
+    fields.extend(field_names::<inference::v1::ValidationParams>("validation."));
     let update_mask = if scene.rng.percent(40) {
         Some(FieldMask { paths: vec!["validation".into()] })
     } else {

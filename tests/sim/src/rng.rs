@@ -1,8 +1,8 @@
 //! The one source of chance: everything in a run follows from its seed.
 
-/// SplitMix64: the same numbers on every machine.
+/// The generator of the modules' tests, with a stream for each purpose and the draws that chains need.
 #[derive(Debug, Clone)]
-pub struct Rng(u64);
+pub struct Rng(holdfast_testkit::Rng);
 
 impl Rng {
     /// The stream `name` of `seed`. Streams of one seed do not influence each other: drawing more for the driver leaves
@@ -12,18 +12,13 @@ impl Rng {
         let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
         });
-        let mut rng = Self(hash);
-        let mixed = rng.next_u64();
-        Self(mixed ^ seed.wrapping_mul(0x2545_f491_4f6c_dd1d))
+        let mixed = holdfast_testkit::Rng::new(hash).next_u64();
+        Self(holdfast_testkit::Rng::new(mixed ^ seed.wrapping_mul(0x2545_f491_4f6c_dd1d)))
     }
 
     /// The next 64 bits.
     pub fn next_u64(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.next_u64()
     }
 
     /// Below `n`; 0 for `n` = 0.

@@ -51,7 +51,7 @@ const PROTO_ONLY: [&str; 6] =
     ["prost", "prost-build", "tonic-build", "tonic-prost-build", "protox", "cosmos-sdk-proto"];
 
 /// Modules that keep state, and the files that each of them has at least.
-const MODULES: [&str; 6] = ["auth", "bank", "epochs", "participants", "inference", "breaker"];
+const MODULES: [&str; 7] = ["auth", "bank", "epochs", "participants", "inference", "breaker", "gov"];
 const MODULE_FILES: [&str; 6] =
     ["README.md", "src/lib.rs", "src/keys.rs", "src/state.rs", "src/errors.rs", "src/module.rs"];
 

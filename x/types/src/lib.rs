@@ -53,7 +53,9 @@ pub use event::Event;
 pub use module::{Module, check_prefix_table};
 pub use params::{FieldError, ValidationParams, apply_mask};
 pub use validator::ValidatorUpdate;
-pub use wire::{PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, PAGE_SCAN_MAX, QueryContext, decode_msg, paginate};
+pub use wire::{
+    PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, PAGE_SCAN_MAX, Paging, QueryContext, decode_msg, paginate,
+};
 
 /// Block height, 1 and up; 0 means "never".
 pub type Height = i64;

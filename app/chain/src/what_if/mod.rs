@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use holdfast_proto::cosmos::base::query::v1beta1::{PageRequest, PageResponse};
 use holdfast_proto::holdfast::breaker::v1 as pb;
 use holdfast_types::traits::{EpochInfo, EpochsRead, ParticipantsRead};
-use holdfast_types::{Address, Height, PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, QueryError, QueryKind};
+use holdfast_types::{Address, Height, Paging, QueryError, QueryKind};
 
 pub use log::{AT_A_TIME, Blocks, EPOCH_BYTES_MAX, Extent, Head, Log, MEMORY_BYTES_MAX};
 pub(crate) use record::Executed;
@@ -280,28 +280,16 @@ fn lacks(
 }
 
 /// A page over rows in key order; its keys are `model ‖ 0 ‖ address`.
-struct Page {
+struct Page<'a> {
     from: Option<Pair>,
-    offset: u64,
-    limit: u64,
-    count_total: bool,
-    reverse: bool,
+    paging: Paging<'a>,
 }
 
-impl Page {
-    fn of(request: Option<&PageRequest>) -> Result<Self, QueryError> {
-        let default = PageRequest::default();
-        let page = request.unwrap_or(&default);
-        if !page.key.is_empty() && page.offset > 0 {
-            return Err(QueryError::invalid("pagination: give key or offset, not both"));
-        }
-        if page.limit > PAGE_LIMIT_MAX {
-            return Err(QueryError::invalid(format!("pagination.limit: at most {PAGE_LIMIT_MAX}")));
-        }
-        let from = if page.key.is_empty() { None } else { Some(pair_of(&page.key)?) };
-        let limit = if page.limit == 0 { PAGE_LIMIT_DEFAULT } else { page.limit };
-        let count_total = page.key.is_empty() && (page.count_total || page.limit == 0);
-        Ok(Self { from, offset: page.offset, limit, count_total, reverse: page.reverse })
+impl<'a> Page<'a> {
+    fn of(request: Option<&'a PageRequest>) -> Result<Self, QueryError> {
+        let paging = Paging::of(request)?;
+        let from = if paging.key.is_empty() { None } else { Some(pair_of(paging.key)?) };
+        Ok(Self { from, paging })
     }
 
     fn rows(
@@ -321,18 +309,18 @@ impl Page {
             .filter(|pair| wanted(pair))
             .filter(|pair| excluded(&played.happened, pair) || excluded(&played.would_be, pair))
             .collect();
-        let total = if self.count_total { u64::try_from(pairs.len()).unwrap_or(u64::MAX) } else { 0 };
+        let total = if self.paging.count_total { u64::try_from(pairs.len()).unwrap_or(u64::MAX) } else { 0 };
         let mut pairs: Vec<&Pair> = pairs.into_iter().collect();
-        if self.reverse {
+        if self.paging.reverse {
             pairs.reverse();
         }
         let before = |pair: &&&Pair| match &self.from {
             None => false,
-            Some(from) if self.reverse => **pair > from,
+            Some(from) if self.paging.reverse => **pair > from,
             Some(from) => **pair < from,
         };
-        let offset = usize::try_from(self.offset).unwrap_or(usize::MAX);
-        let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
+        let offset = usize::try_from(self.paging.offset).unwrap_or(usize::MAX);
+        let limit = usize::try_from(self.paging.limit).unwrap_or(usize::MAX);
         let mut rest = pairs.iter().skip_while(before).skip(offset);
         let page: Vec<&Pair> = rest.by_ref().take(limit).copied().collect();
         let next_key = rest.next().map(|pair| key_of(pair)).unwrap_or_default();
