@@ -65,6 +65,114 @@ pub fn preset_params(preset: Preset) -> ValidationParams {
     ValidationParams { downtime_sprt_enabled: false, ..params }
 }
 
+/// A participant at genesis.
+pub(crate) struct Worker {
+    pub(crate) address: Address,
+    /// Consensus public key.
+    pub(crate) validator_key: Vec<u8>,
+    /// Models that it serves.
+    pub(crate) models: Vec<String>,
+    /// Its weight; one unit of collateral is one unit of weight.
+    pub(crate) weight: u64,
+}
+
+/// What a network that begins at once has in its genesis.
+pub(crate) struct Start {
+    /// Accounts with [`BALANCE`] each, and their numbers.
+    pub(crate) accounts: Vec<(Address, u64)>,
+    pub(crate) workers: Vec<Worker>,
+    /// Registered models.
+    pub(crate) models: Vec<String>,
+    pub(crate) epoch_length: i64,
+    pub(crate) validation: ValidationParams,
+}
+
+impl Start {
+    /// Puts it into a fresh document.
+    pub(crate) fn fill(mut self, doc: &mut GenesisDoc, hrp: &Hrp) -> Result<(), GenesisError> {
+        let bech32 = |address: &Address| address.to_bech32(hrp);
+        self.accounts.sort();
+        let mut auth: auth::v1::GenesisState = state(doc, "auth")?;
+        let account = |(address, number): &(Address, u64)| auth::v1::Account {
+            address: bech32(address),
+            account_number: *number,
+            ..auth::v1::Account::default()
+        };
+        auth.accounts = self.accounts.iter().map(account).collect();
+        auth.next_account_number = self.accounts.len() as u64;
+        doc.set_module("auth", &auth.encode_to_vec())?;
+
+        let coin = |amount: u128| Coin { denom: DENOM.into(), amount: amount.to_string() };
+        let collateral: u128 = self.workers.iter().map(|worker| u128::from(worker.weight)).sum();
+        let mut balances: Vec<(Address, u128)> = self.accounts.iter().map(|(a, _)| (*a, BALANCE)).collect();
+        balances.push((Address::module("participants"), collateral));
+        balances.sort();
+        let mut bank: bank::v1::GenesisState = state(doc, "bank")?;
+        bank.supply = vec![coin(balances.iter().map(|(_, amount)| amount).sum())];
+        bank.balances = balances
+            .iter()
+            .map(|(a, amount)| bank::v1::Balance { address: bech32(a), coins: vec![coin(*amount)] })
+            .collect();
+        doc.set_module("bank", &bank.encode_to_vec())?;
+
+        let mut epochs: epochs::v1::GenesisState = state(doc, "epochs")?;
+        epochs.params = Some(epochs::v1::Params { epoch_length: self.epoch_length, poc_length: 0 });
+        doc.set_module("epochs", &epochs.encode_to_vec())?;
+        let mut inference: inference::v1::GenesisState = state(doc, "inference")?;
+        let token_price = holdfast_types::Coin { denom: DENOM.into(), amount: 1 };
+        let params = holdfast_inference::Params { validation: self.validation.clone(), token_price };
+        inference.params = Some(params.to_pb());
+        doc.set_module("inference", &inference.encode_to_vec())?;
+        let participants = self.participants(state(doc, "participants")?, hrp);
+        doc.set_module("participants", &participants.encode_to_vec())
+    }
+
+    fn participants(
+        mut self,
+        mut state: participants::v1::GenesisState,
+        hrp: &Hrp,
+    ) -> participants::v1::GenesisState {
+        use participants::v1 as pb;
+        if let Some(params) = &mut state.params {
+            params.collateral_denom = DENOM.into();
+            params.collateral_per_weight = "1".into();
+        }
+        self.models.sort();
+        state.models = self.models.iter().map(|id| pb::Model { id: id.clone() }).collect();
+        self.workers.sort_by_key(|worker| worker.address);
+        for worker in &mut self.workers {
+            worker.models.sort();
+            state.participants.push(pb::Participant {
+                address: worker.address.to_bech32(hrp),
+                validator_key: worker.validator_key.clone(),
+                models: worker.models.clone(),
+                collateral: worker.weight.to_string(),
+                unbonding: "0".into(),
+                status: pb::ParticipantStatus::Active.into(),
+                ..pb::Participant::default()
+            });
+        }
+        for model in &self.models {
+            for worker in self.workers.iter().filter(|worker| worker.models.contains(model)) {
+                state.members.push(pb::GenesisMember {
+                    model: model.clone(),
+                    participant: worker.address.to_bech32(hrp),
+                    weight: worker.weight,
+                    next_weight: worker.weight,
+                    ..pb::GenesisMember::default()
+                });
+            }
+        }
+        state
+    }
+}
+
+/// The state a module has in `doc`.
+pub(crate) fn state<M: Message + Default>(doc: &GenesisDoc, module: &str) -> Result<M, GenesisError> {
+    let state = M::decode(doc.module(module)?.as_slice());
+    state.map_err(|e| GenesisError::Field { field: format!("app_state.{module}"), reason: e.to_string() })
+}
+
 /// The genesis document of a run.
 ///
 /// # Errors
@@ -76,100 +184,20 @@ pub fn document(
 ) -> Result<GenesisDoc, GenesisError> {
     let hrp = Hrp::default();
     let mut doc = GenesisDoc::default_for(CHAIN_ID, &hrp)?;
-    let bech32 = |address: &Address| address.to_bech32(&hrp);
-    let mut all: Vec<&Account> = accounts.gateways.iter().chain(&accounts.executors).collect();
-    all.sort_by_key(|account| account.address);
-
-    let auth = auth::v1::GenesisState {
-        accounts: all
-            .iter()
-            .map(|a| auth::v1::Account {
-                address: bech32(&a.address),
-                account_number: a.number,
-                ..auth::v1::Account::default()
-            })
-            .collect(),
-        next_account_number: all.len() as u64,
-        ..auth::v1::GenesisState::default()
+    let worker = |(account, spec): (&Account, &ExecutorSpec)| Worker {
+        address: account.address,
+        validator_key: account.key.public_key().to_bytes().to_vec(),
+        models: spec.models.clone(),
+        weight: spec.weight,
     };
-    doc.set_module("auth", &auth.encode_to_vec())?;
-
-    let coin = |amount: u128| Coin { denom: DENOM.into(), amount: amount.to_string() };
-    let collateral: u128 = executors.iter().map(|e| u128::from(e.weight)).sum();
-    let mut balances: Vec<(Address, u128)> = all.iter().map(|a| (a.address, BALANCE)).collect();
-    balances.push((Address::module("participants"), collateral));
-    balances.sort();
-    let supply = balances.iter().map(|(_, amount)| amount).sum();
-    let bank = bank::v1::GenesisState {
-        balances: balances
-            .iter()
-            .map(|(a, amount)| bank::v1::Balance { address: bech32(a), coins: vec![coin(*amount)] })
-            .collect(),
-        supply: vec![coin(supply)],
+    let all = accounts.gateways.iter().chain(&accounts.executors);
+    let start = Start {
+        accounts: all.map(|account| (account.address, account.number)).collect(),
+        workers: accounts.executors.iter().zip(executors).map(worker).collect(),
+        models: models_served(executors),
+        epoch_length: EPOCH_LENGTH,
+        validation: preset_params(preset),
     };
-    doc.set_module("bank", &bank.encode_to_vec())?;
-
-    let epochs = epochs::v1::GenesisState {
-        params: Some(epochs::v1::Params { epoch_length: EPOCH_LENGTH, poc_length: 0 }),
-        ..epochs::v1::GenesisState::default()
-    };
-    doc.set_module("epochs", &epochs.encode_to_vec())?;
-    doc.set_module("participants", &participants_state(&doc, accounts, executors, &hrp)?)?;
-
-    let mut inference =
-        inference::v1::GenesisState::decode(doc.module("inference")?.as_slice()).unwrap_or_default();
-    inference.params = Some(
-        holdfast_inference::Params {
-            validation: preset_params(preset),
-            token_price: holdfast_types::Coin { denom: DENOM.into(), amount: 1 },
-        }
-        .to_pb(),
-    );
-    doc.set_module("inference", &inference.encode_to_vec())?;
+    start.fill(&mut doc, &hrp)?;
     Ok(doc)
-}
-
-/// One unit of collateral is one unit of weight.
-fn participants_state(
-    doc: &GenesisDoc,
-    accounts: &Accounts,
-    executors: &[ExecutorSpec],
-    hrp: &Hrp,
-) -> Result<Vec<u8>, GenesisError> {
-    use participants::v1 as pb;
-    let mut state = pb::GenesisState::decode(doc.module("participants")?.as_slice()).unwrap_or_default();
-    if let Some(params) = &mut state.params {
-        params.collateral_denom = DENOM.into();
-        params.collateral_per_weight = "1".into();
-    }
-    let mut models = models_served(executors);
-    models.sort();
-    state.models = models.iter().map(|id| pb::Model { id: id.clone() }).collect();
-    let mut rows: Vec<(&Account, &ExecutorSpec)> = accounts.executors.iter().zip(executors).collect();
-    rows.sort_by_key(|(account, _)| account.address);
-    for (account, spec) in &rows {
-        let mut served = spec.models.clone();
-        served.sort();
-        state.participants.push(pb::Participant {
-            address: account.address.to_bech32(hrp),
-            validator_key: account.key.public_key().to_bytes().to_vec(),
-            models: served,
-            collateral: spec.weight.to_string(),
-            unbonding: "0".into(),
-            status: pb::ParticipantStatus::Active.into(),
-            ..pb::Participant::default()
-        });
-    }
-    for model in &models {
-        for (account, spec) in rows.iter().filter(|(_, spec)| spec.models.contains(model)) {
-            state.members.push(pb::GenesisMember {
-                model: model.clone(),
-                participant: account.address.to_bech32(hrp),
-                weight: spec.weight,
-                next_weight: spec.weight,
-                ..pb::GenesisMember::default()
-            });
-        }
-    }
-    Ok(state.encode_to_vec())
 }

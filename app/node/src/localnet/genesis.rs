@@ -2,13 +2,12 @@
 //! ask for inferences with.
 
 use holdfast_app::genesis::{GenesisDoc, GenesisError};
-use holdfast_proto::cosmos::base::v1beta1::Coin;
-use holdfast_proto::holdfast::{auth, bank, epochs, gov, inference, participants};
+use holdfast_proto::holdfast::gov;
 use holdfast_proto::{Duration, Message};
 use holdfast_types::{Address, Hrp, ValidationParams};
 
 use crate::devnet::config::Preset;
-use crate::devnet::genesis::{DENOM, preset_params};
+use crate::devnet::genesis::{Start, Worker, preset_params, state};
 
 /// Models that every participant serves.
 pub const MODELS: [&str; 2] = ["model-a", "model-b"];
@@ -16,8 +15,6 @@ pub const MODELS: [&str; 2] = ["model-a", "model-b"];
 pub const GATEWAYS: usize = 4;
 /// Collateral of each participant in base units, one for each unit of weight.
 pub const COLLATERAL: u64 = 1_000;
-/// Coins of every account.
-const BALANCE: u128 = 1_000_000_000_000_000_000;
 
 /// A participant.
 #[derive(Debug, Clone)]
@@ -56,54 +53,24 @@ impl Chain {
     pub fn document(&self) -> Result<GenesisDoc, GenesisError> {
         let mut doc = GenesisDoc::default_for(&self.chain_id, &self.hrp)?;
         doc.genesis_time.clone_from(&self.genesis_time);
-        let bech32 = |address: &Address| address.to_bech32(&self.hrp);
         let accounts = self.members.iter().map(|member| member.address).chain(self.gateways.iter().copied());
-        let mut numbered: Vec<(Address, u64)> = accounts.zip(0..).collect();
-        numbered.sort();
-
-        let mut auth: auth::v1::GenesisState = default(&doc, "auth")?;
-        auth.accounts = numbered
-            .iter()
-            .map(|(address, number)| auth::v1::Account {
-                address: bech32(address),
-                account_number: *number,
-                ..auth::v1::Account::default()
-            })
-            .collect();
-        auth.next_account_number = numbered.len() as u64;
-        doc.set_module("auth", &auth.encode_to_vec())?;
-
-        let coin = |amount: u128| Coin { denom: DENOM.into(), amount: amount.to_string() };
-        let collateral = u128::from(COLLATERAL).saturating_mul(self.members.len() as u128);
-        let mut balances: Vec<(Address, u128)> = numbered.iter().map(|(a, _)| (*a, BALANCE)).collect();
-        balances.push((Address::module("participants"), collateral));
-        balances.sort();
-        let supply = balances.iter().map(|(_, amount)| amount).sum();
-        let mut bank: bank::v1::GenesisState = default(&doc, "bank")?;
-        bank.balances = balances
-            .iter()
-            .map(|(a, amount)| bank::v1::Balance { address: bech32(a), coins: vec![coin(*amount)] })
-            .collect();
-        bank.supply = vec![coin(supply)];
-        doc.set_module("bank", &bank.encode_to_vec())?;
-
-        let mut epochs: epochs::v1::GenesisState = default(&doc, "epochs")?;
-        epochs.params = Some(epochs::v1::Params { epoch_length: self.epoch_length, poc_length: 0 });
-        doc.set_module("epochs", &epochs.encode_to_vec())?;
-        let state = self.participants(default(&doc, "participants")?);
-        doc.set_module("participants", &state.encode_to_vec())?;
-
-        let mut inference: inference::v1::GenesisState = default(&doc, "inference")?;
-        inference.params = Some(
-            holdfast_inference::Params {
-                validation: self.breaker(),
-                token_price: holdfast_types::Coin { denom: DENOM.into(), amount: 1 },
-            }
-            .to_pb(),
-        );
-        doc.set_module("inference", &inference.encode_to_vec())?;
+        let models = || MODELS.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>();
+        let worker = |member: &Member| Worker {
+            address: member.address,
+            validator_key: member.validator_key.to_vec(),
+            models: models(),
+            weight: COLLATERAL,
+        };
+        let start = Start {
+            accounts: accounts.zip(0..).collect(),
+            workers: self.members.iter().map(worker).collect(),
+            models: models(),
+            epoch_length: self.epoch_length,
+            validation: self.breaker(),
+        };
+        start.fill(&mut doc, &self.hrp)?;
         if let Some(seconds) = self.voting_period {
-            let mut gov: gov::v1::GenesisState = default(&doc, "gov")?;
+            let mut gov: gov::v1::GenesisState = state(&doc, "gov")?;
             if let Some(params) = &mut gov.params {
                 let period = |seconds| Some(Duration { seconds, nanos: 0 });
                 params.voting_period = period(seconds);
@@ -125,44 +92,6 @@ impl Chain {
             ..params
         }
     }
-
-    fn participants(&self, mut state: participants::v1::GenesisState) -> participants::v1::GenesisState {
-        use participants::v1 as pb;
-        if let Some(params) = &mut state.params {
-            params.collateral_denom = DENOM.into();
-            params.collateral_per_weight = "1".into();
-        }
-        state.models = MODELS.iter().map(|id| pb::Model { id: (*id).into() }).collect();
-        let mut members: Vec<&Member> = self.members.iter().collect();
-        members.sort_by_key(|member| member.address);
-        for member in &members {
-            state.participants.push(pb::Participant {
-                address: member.address.to_bech32(&self.hrp),
-                validator_key: member.validator_key.to_vec(),
-                models: MODELS.iter().map(|id| (*id).into()).collect(),
-                collateral: COLLATERAL.to_string(),
-                unbonding: "0".into(),
-                status: pb::ParticipantStatus::Active.into(),
-                ..pb::Participant::default()
-            });
-        }
-        for model in MODELS {
-            state.members.extend(members.iter().map(|member| pb::GenesisMember {
-                model: model.into(),
-                participant: member.address.to_bech32(&self.hrp),
-                weight: COLLATERAL,
-                next_weight: COLLATERAL,
-                ..pb::GenesisMember::default()
-            }));
-        }
-        state
-    }
-}
-
-/// The state a module begins with.
-fn default<M: Message + Default>(doc: &GenesisDoc, module: &str) -> Result<M, GenesisError> {
-    let state = M::decode(doc.module(module)?.as_slice());
-    state.map_err(|e| GenesisError::Field { field: format!("app_state.{module}"), reason: e.to_string() })
 }
 
 #[cfg(test)]
