@@ -2,7 +2,8 @@
 //!
 //! Writes three things to `OUT_DIR`: `descriptor.bin`, the whole file descriptor set with its custom options; one
 //! Rust file for each package; and `modules.rs`, which nests them by package name. With the feature `client` the
-//! packages also hold gRPC clients.
+//! packages also hold gRPC clients, with the feature `server` the runner's and the host's hold servers too. The chain's
+//! own services are routed by name at run time and need none.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -39,10 +40,41 @@ fn main() -> Result<(), Box<dyn Error>> {
     config.enable_type_names().type_name_domain(["."], "").include_file("modules.rs");
     let descriptors = compiler.file_descriptor_set();
     #[cfg(feature = "client")]
-    tonic_build::configure().build_server(false).compile_fds_with_config(config, descriptors)?;
-    #[cfg(not(feature = "client"))]
+    config.service_generator(Box::new(Services {
+        clients: tonic_build::configure().build_server(false).service_generator(),
+        both: tonic_build::configure().build_server(cfg!(feature = "server")).service_generator(),
+    }));
     config.compile_fds(descriptors)?;
     Ok(())
+}
+
+/// Packages whose services this workspace serves with generated code.
+#[cfg(feature = "client")]
+const SERVED: [&str; 2] = ["holdfast.runner.v1", "holdfast.host.v1"];
+
+/// Clients for every service, servers for those of [`SERVED`].
+#[cfg(feature = "client")]
+struct Services {
+    clients: Box<dyn prost_build::ServiceGenerator>,
+    both: Box<dyn prost_build::ServiceGenerator>,
+}
+
+#[cfg(feature = "client")]
+impl prost_build::ServiceGenerator for Services {
+    fn generate(&mut self, service: prost_build::Service, code: &mut String) {
+        let served = SERVED.contains(&service.package.as_str());
+        if served { &mut self.both } else { &mut self.clients }.generate(service, code);
+    }
+
+    fn finalize(&mut self, code: &mut String) {
+        self.clients.finalize(code);
+        self.both.finalize(code);
+    }
+
+    fn finalize_package(&mut self, package: &str, code: &mut String) {
+        let served = SERVED.contains(&package);
+        if served { &mut self.both } else { &mut self.clients }.finalize_package(package, code);
+    }
 }
 
 /// Adds every `.proto` file below `folder`, named as imports name it: relative to `root`.

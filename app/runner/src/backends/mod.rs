@@ -1,0 +1,3 @@
+//! What computes.
+
+pub mod reference;

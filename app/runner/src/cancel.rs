@@ -1,0 +1,1 @@
+//! One cancel for every shard, in three phases (runner-details 7).

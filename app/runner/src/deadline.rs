@@ -1,0 +1,1 @@
+//! The five deadlines and the heartbeat of a session (runner-details 8).

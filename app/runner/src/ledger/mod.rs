@@ -1,0 +1,1 @@
+//! The durable work ledger (runner-details 5).

@@ -1,0 +1,40 @@
+//! The inference runner of a node: no generation hangs, leaks, runs twice or is billed falsely.
+//!
+//! | part | what it is |
+//! |---|---|
+//! | [`adapter`] | [`BoundaryAdapter`], the one contract of a shard, and what crosses it |
+//! | [`failure`] | [`FailureKind`], [`Cause`], [`WorkStatus`]: what went wrong and what follows |
+//! | [`record`] | [`WorkRecord`], the one record of an attempt |
+//! | [`clock`] | the injected clock, real and virtual |
+//! | [`deadline`], [`cancel`], [`restart`] | every wait bounded; one cancel for all shards; failover from token zero |
+//! | [`scheduler`] | continuous batching over a bounded queue |
+//! | [`session`] | one attempt as a state machine |
+//! | [`runner`] | the driver that composes all of it |
+//! | [`ledger`] | the durable work ledger |
+//! | [`kv`], [`shard`] | a shard in this process |
+//! | [`backends`] | what computes |
+//! | [`worker`] | a shard in another process |
+//! | [`fault`], [`matrix`] | faults on purpose, and the failure matrix |
+
+pub mod adapter;
+pub mod backends;
+pub mod cancel;
+pub mod clock;
+pub mod deadline;
+pub mod failure;
+pub mod fault;
+pub mod kv;
+pub mod ledger;
+pub mod matrix;
+pub mod record;
+pub mod restart;
+pub mod runner;
+pub mod scheduler;
+pub mod session;
+pub mod shard;
+pub mod worker;
+
+pub use adapter::{AdapterError, BoundaryAdapter, Bundle, KvKey, Payload, SessionId, StepOut, StepRef};
+pub use clock::{Clock, SystemClock, VirtualClock};
+pub use failure::{Cause, FailureKind, WorkStatus, classify, work_status_for};
+pub use record::{KvOutcome, WorkRecord};

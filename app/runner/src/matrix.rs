@@ -1,0 +1,1 @@
+//! The failure matrix (runner-details 10).

@@ -1,0 +1,1 @@
+//! Failover: the next epoch, from token zero (runner-details 4 and 11).

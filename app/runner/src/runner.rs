@@ -1,0 +1,1 @@
+//! `HardenedSessionRunner`, which drives sessions through a route of shards.

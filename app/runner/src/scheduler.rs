@@ -1,0 +1,1 @@
+//! Continuous batching over a bounded queue (runner-details 12).

@@ -1,0 +1,1 @@
+//! One attempt as a state machine: events in, effects out.
