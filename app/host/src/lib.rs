@@ -1,0 +1,12 @@
+//! The executor: brings the prompt of a started inference to the runner, streams the answer, and tells the chain what
+//! became of it, once.
+//!
+//! | part | what it is |
+//! |---|---|
+//! | [`auth`] | the `rpc` signature of a call |
+//! | [`body`] | the prompt as JSON |
+//! | [`chain`] | what is asked of the chain and told to it |
+
+pub mod auth;
+pub mod body;
+pub mod chain;
