@@ -6,7 +6,13 @@
 //! | [`auth`] | the `rpc` signature of a call |
 //! | [`body`] | the prompt as JSON |
 //! | [`chain`] | what is asked of the chain and told to it |
+//! | [`host`] | the service `holdfast.host.v1.Host` |
+//! | [`outbox`] | what became of each inference, reported once |
 
 pub mod auth;
 pub mod body;
 pub mod chain;
+pub mod host;
+pub mod outbox;
+
+pub use host::{Host, HostConfig};
