@@ -14,7 +14,7 @@
 //! | [`kv`], [`shard`] | a shard in this process |
 //! | [`backends`] | what computes |
 //! | [`worker`] | a shard in another process |
-//! | [`fault`], [`matrix`] | faults on purpose, and the failure matrix |
+//! | [`fault`], [`proxy`], [`matrix`] | faults on purpose, a wire that can be cut, and the failure matrix |
 
 pub mod adapter;
 pub mod backends;
@@ -26,6 +26,7 @@ pub mod fault;
 pub mod kv;
 pub mod ledger;
 pub mod matrix;
+pub mod proxy;
 pub mod record;
 pub mod restart;
 pub mod runner;
