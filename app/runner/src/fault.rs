@@ -3,7 +3,7 @@
 use std::fmt;
 use std::future::pending;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::adapter::{
@@ -12,6 +12,7 @@ use crate::adapter::{
 };
 use crate::clock::Clock;
 use crate::failure::Cause;
+use crate::restart::ShardPool;
 
 /// What goes wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,10 +100,9 @@ pub struct FaultyAdapter {
     /// What a step takes before it runs.
     call_ms: u64,
     faults: Mutex<Vec<Fault>>,
-    /// Deaths so far: part of its id.
-    boots: AtomicU32,
-    /// Keys that were open when it died; calls for them meet nobody.
-    dead: Mutex<Vec<KvKey>>,
+    /// How often the process was started again: part of its id.
+    boots: u32,
+    dead: AtomicBool,
     stalled: AtomicBool,
 }
 
@@ -119,8 +119,21 @@ impl FaultyAdapter {
             clock,
             call_ms,
             faults: Mutex::new(faults.into_iter().collect()),
-            boots: AtomicU32::new(0),
-            dead: Mutex::default(),
+            boots: 0,
+            dead: AtomicBool::new(false),
+            stalled: AtomicBool::new(false),
+        }
+    }
+
+    /// The process, started again: another one, with the faults that are still to come.
+    fn reborn(&self) -> Self {
+        Self {
+            inner: self.inner.clone(),
+            clock: self.clock.clone(),
+            call_ms: self.call_ms,
+            faults: Mutex::new(self.faults.lock().unwrap_or_else(PoisonError::into_inner).clone()),
+            boots: self.boots.saturating_add(1),
+            dead: AtomicBool::new(false),
             stalled: AtomicBool::new(false),
         }
     }
@@ -138,20 +151,17 @@ impl FaultyAdapter {
         Some(faults.remove(at).kind)
     }
 
-    fn alive(&self, key: KvKey) -> Result<(), AdapterError> {
-        let dead = self.dead.lock().unwrap_or_else(PoisonError::into_inner);
-        if dead.contains(&key) { Err(death()) } else { Ok(()) }
+    fn alive(&self) -> Result<(), AdapterError> {
+        if self.dead.load(Ordering::Acquire) { Err(death()) } else { Ok(()) }
     }
 
     /// Everything in the process is gone with it.
     async fn die(&self) {
-        let keys: Vec<KvKey> = self.inner.usage().keys.iter().map(|used| used.key).collect();
-        self.dead.lock().unwrap_or_else(PoisonError::into_inner).extend(&keys);
-        self.boots.fetch_add(1, Ordering::AcqRel);
-        for key in keys {
-            // The steps of the dead process end with it; this one has none left.
-            let _ = self.inner.stop(key, Cause::Peer).await;
-            let _ = self.inner.release(key, Cause::Peer).await;
+        self.dead.store(true, Ordering::Release);
+        for used in self.inner.usage().keys {
+            // Its steps end with it; this one has none left.
+            let _ = self.inner.stop(used.key, Cause::Peer).await;
+            let _ = self.inner.release(used.key, Cause::Peer).await;
         }
     }
 
@@ -165,7 +175,7 @@ impl FaultyAdapter {
         let inner = |bundle| {
             if prefill { self.inner.prefill(key, step, bundle) } else { self.inner.decode(key, step, bundle) }
         };
-        self.alive(key)?;
+        self.alive()?;
         let fault = self.fault(key, step.step);
         if matches!(fault, Some(FaultKind::Stall)) {
             self.stalled.store(true, Ordering::Release);
@@ -236,16 +246,15 @@ fn lie(out: StepOut) -> StepOut {
 impl BoundaryAdapter for FaultyAdapter {
     fn describe(&self) -> ShardInfo {
         let mut info = self.inner.describe();
-        let boots = self.boots.load(Ordering::Acquire);
-        if boots > 0 {
-            info.shard_id = format!("{}#{boots}", info.shard_id);
+        if self.boots > 0 {
+            info.shard_id = format!("{}#{}", info.shard_id, self.boots);
         }
         info
     }
 
     fn open(&self, key: KvKey, plan: OpenPlan) -> AdapterFuture<'_, Opened> {
         Box::pin(async move {
-            self.alive(key)?;
+            self.alive()?;
             self.inner.open(key, plan).await
         })
     }
@@ -260,21 +269,21 @@ impl BoundaryAdapter for FaultyAdapter {
 
     fn query_step(&self, key: KvKey, step: u32) -> AdapterFuture<'_, StepState> {
         Box::pin(async move {
-            self.alive(key)?;
+            self.alive()?;
             self.inner.query_step(key, step).await
         })
     }
 
     fn stop(&self, key: KvKey, cause: Cause) -> AdapterFuture<'_, StopAck> {
         Box::pin(async move {
-            self.alive(key)?;
+            self.alive()?;
             self.inner.stop(key, cause).await
         })
     }
 
     fn release(&self, key: KvKey, cause: Cause) -> AdapterFuture<'_, ReleaseAck> {
         Box::pin(async move {
-            self.alive(key)?;
+            self.alive()?;
             self.inner.release(key, cause).await
         })
     }
@@ -290,6 +299,31 @@ impl BoundaryAdapter for FaultyAdapter {
 
     fn usage(&self) -> Usage {
         self.inner.usage()
+    }
+}
+
+/// Shards of which one is faulty; it is started again whenever it died.
+pub struct FaultyPool {
+    others: Vec<Arc<dyn BoundaryAdapter>>,
+    faulty: Mutex<Arc<FaultyAdapter>>,
+}
+
+impl FaultyPool {
+    /// `faulty` among `others`.
+    pub fn new(others: Vec<Arc<dyn BoundaryAdapter>>, faulty: FaultyAdapter) -> Self {
+        Self { others, faulty: Mutex::new(Arc::new(faulty)) }
+    }
+}
+
+impl ShardPool for FaultyPool {
+    fn live(&self) -> Vec<Arc<dyn BoundaryAdapter>> {
+        let mut faulty = self.faulty.lock().unwrap_or_else(PoisonError::into_inner);
+        if faulty.dead.load(Ordering::Acquire) {
+            *faulty = Arc::new(faulty.reborn());
+        }
+        let mut live = self.others.clone();
+        live.push(faulty.clone());
+        live
     }
 }
 
