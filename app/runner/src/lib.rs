@@ -38,4 +38,5 @@ pub mod worker;
 pub use adapter::{AdapterError, BoundaryAdapter, Bundle, KvKey, Payload, SessionId, StepOut, StepRef};
 pub use clock::{Clock, SystemClock, VirtualClock};
 pub use failure::{Cause, FailureKind, WorkStatus, classify, work_status_for};
-pub use record::{KvOutcome, WorkRecord};
+pub use ledger::{IdempotencyLedger, StepDisposition, StepKey, UncertainMutationError};
+pub use record::{KvOutcome, WorkLedger, WorkRecord};
