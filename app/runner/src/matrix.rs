@@ -212,7 +212,7 @@ pub async fn run(stage: &mut (dyn Stage + Send)) -> Result<Matrix, MatrixError> 
     for scenario in Scenario::ALL {
         let (first, work) = run_scenario(stage, scenario, 0).await?;
         if scenario.is_counted() {
-            matrix.ledger = matrix.ledger.plus(work);
+            matrix.ledger.merge(work);
         }
         for shard in 1..stage.shards() {
             let (row, _) = run_scenario(stage, scenario, shard).await?;
@@ -239,7 +239,7 @@ pub async fn run_scenario(
     let Scene { pool, clock, deadlines, act, held } = stage.set(scenario, faulty).await?;
     let config = RunnerConfig::default();
     let (lease_ms, hold_ms) = (config.session.lease_ms, config.session.hold_ms);
-    let (ledger, _) = IdempotencyLedger::open(Box::new(MemoryStore::default()), LedgerConfig::default(), clock.now_ms())?;
+    let (ledger, _) = IdempotencyLedger::open(MemoryStore::default(), LedgerConfig::default(), clock.as_ref())?;
     let mut request = GenerateRequest::new(format!("matrix-{}", scenario.as_str()), prompt, TOKENS);
     request.deadlines = deadlines;
     request.max_restarts = if scenario == Scenario::AlphaFailover { u32::MAX } else { 0 };
