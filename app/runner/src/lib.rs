@@ -8,8 +8,9 @@
 //! | [`clock`] | the injected clock, real and virtual |
 //! | [`deadline`], [`cancel`], [`restart`] | every wait bounded; one cancel for all shards; failover from token zero |
 //! | [`scheduler`] | continuous batching over a bounded queue |
-//! | [`session`] | one attempt as a state machine |
+//! | [`session`] | all sessions as one state machine without I/O |
 //! | [`runner`] | the driver that composes all of it |
+//! | [`telemetry`] | counters and gauges |
 //! | [`ledger`] | the durable work ledger |
 //! | [`kv`], [`shard`] | a shard in this process |
 //! | [`backends`] | what computes |
@@ -33,6 +34,7 @@ pub mod runner;
 pub mod scheduler;
 pub mod session;
 pub mod shard;
+pub mod telemetry;
 pub mod worker;
 
 pub use adapter::{AdapterError, BoundaryAdapter, Bundle, KvKey, Payload, SessionId, StepOut, StepRef};
@@ -40,3 +42,7 @@ pub use clock::{Clock, SystemClock, VirtualClock};
 pub use failure::{Cause, FailureKind, WorkStatus, classify, work_status_for};
 pub use ledger::{IdempotencyLedger, StepDisposition, StepKey, UncertainMutationError};
 pub use record::{KvOutcome, WorkLedger, WorkRecord};
+pub use runner::{
+    Generation, GenerationEvent, HardenedSessionRunner, RunnerConfig, RunnerHandle, drive_while,
+};
+pub use session::{FinishReason, GenerateRequest, Outcome, SessionConfig, SubmitError};

@@ -7,8 +7,8 @@ use std::task::{Context, Waker};
 
 use tokio::sync::oneshot;
 
-use crate::adapter::SessionId;
-use crate::cancel::CancellationOutcome;
+use crate::adapter::{KvKey, SessionId};
+use crate::cancel::{CancellationOutcome, CancellationToken};
 use crate::failure::Cause;
 use crate::ledger::LedgerError;
 use crate::record::{WorkLedger, WorkRecord};
@@ -29,12 +29,9 @@ pub(crate) enum Question {
     Work(Reply<WorkLedger>),
     Records(SessionId, Reply<Vec<WorkRecord>>),
     Unsubmitted(Reply<Vec<WorkRecord>>),
-    MarkSubmitted { record: WorkRecordRef, reference: String, reply: Reply<Result<(), LedgerError>> },
+    MarkSubmitted { record: KvKey, reference: String, reply: Reply<Result<(), LedgerError>> },
     MarkClosed(SessionId, Reply<Result<(), LedgerError>>),
 }
-
-/// Names a record.
-pub(crate) type WorkRecordRef = crate::adapter::KvKey;
 
 /// A cancel and who waits for its outcome.
 #[derive(Debug)]
@@ -76,6 +73,8 @@ pub(crate) struct Inbox {
 struct State {
     commands: Commands,
     waker: Option<Waker>,
+    /// Of the current epoch of each session.
+    tokens: BTreeMap<SessionId, CancellationToken>,
     closed: bool,
 }
 
@@ -118,7 +117,8 @@ impl Inbox {
         }
     }
 
-    /// A cancel nobody waits for folds into an earlier one of the same session: the first cause wins anyway.
+    /// The session's epoch is cancelled at once; what follows from it is the driver's. A cancel nobody waits for folds
+    /// into an earlier one of the same session: the first cause wins anyway.
     pub(crate) fn cancel(
         &self,
         session: SessionId,
@@ -126,8 +126,13 @@ impl Inbox {
         cause: Cause,
         reply: Option<Reply<CancellationOutcome>>,
     ) {
+        if let Some(token) = self.lock().tokens.get(&session) {
+            let key = token.key();
+            token.cancel(epoch.map_or(key, |epoch| KvKey::new(session, epoch)), cause);
+        }
         self.add(|commands| {
-            let known = commands.cancels.iter().any(|other| other.session == session && other.epoch.is_none());
+            let known =
+                commands.cancels.iter().any(|other| other.session == session && other.epoch.is_none());
             if reply.is_some() || !known {
                 commands.cancels.push(Cancel { session, epoch, cause, reply });
             }
@@ -159,9 +164,14 @@ impl Inbox {
         Some(std::mem::take(&mut state.commands))
     }
 
-    /// Whether a cancel of the session waits for the next turn.
-    pub(crate) fn cancels(&self, session: SessionId) -> bool {
-        self.lock().commands.cancels.iter().any(|cancel| cancel.session == session)
+    /// A session has this token now.
+    pub(crate) fn attempt(&self, token: CancellationToken) {
+        self.lock().tokens.insert(token.key().session, token);
+    }
+
+    /// A session is over.
+    pub(crate) fn ended(&self, session: SessionId) {
+        self.lock().tokens.remove(&session);
     }
 
     /// Nobody reads any more: who waits for an answer gets none.

@@ -66,8 +66,8 @@ pub struct HardenedSessionRunner;
 
 impl HardenedSessionRunner {
     /// A runner over the shards of `pool`: the handle that gives it work, and the driver, which must be polled for
-    /// anything to happen. The driver ends when the runner was stopped, when every handle and generation is gone and
-    /// nothing is left to do, or with the error of a ledger that cannot be written: nothing goes on without it.
+    /// anything to happen. The driver ends when the runner was stopped and nothing is left to do, or with the error of a
+    /// ledger that cannot be written: nothing goes on without it.
     #[expect(clippy::new_ret_no_self, reason = "the runner is its driver and its handle")]
     pub fn new(
         config: RunnerConfig,

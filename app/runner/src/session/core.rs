@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use crate::adapter::{AdapterError, Digest, KeyUsage, KvKey, OpenPlan, Opened, SessionId, ShardInfo, StepState};
+use crate::adapter::{
+    AdapterError, Digest, KeyUsage, KvKey, OpenPlan, Opened, SessionId, ShardInfo, StepState,
+};
 use crate::cancel::{
     CancelEffect, CancelPhase, CancellationOutcome, CancellationToken, ShardCancellationGroup,
 };
@@ -18,8 +20,8 @@ use crate::restart::{
 use crate::scheduler::{self, CancelledFrom, ContinuousBatchScheduler, DoneReason};
 use crate::session::steps::Flight;
 use crate::session::{
-    Effect, Event, FinishReason, GenerateRequest, NAME_MAX, Now, Outcome, STOP_TOKENS_MAX, SessionConfig, ShardNo,
-    SubmitError,
+    Effect, Event, FinishReason, GenerateRequest, NAME_MAX, Now, Outcome, STOP_TOKENS_MAX, SessionConfig,
+    ShardNo, SubmitError,
 };
 use crate::telemetry::{Load, Snapshot, Telemetry};
 
@@ -60,15 +62,9 @@ pub(super) struct Session {
     was_open: bool,
     pub(super) state: State,
     pub(super) last_token_ms: u64,
-    wait_at_ms: u64,
+    /// When its client is told to wait.
+    pub(super) wait_at_ms: u64,
     armed_ms: Option<u64>,
-}
-
-impl Session {
-    /// A client that gets a token need not be told to wait.
-    pub(super) fn waited(&mut self, now_ms: u64, wait_ms: u64) {
-        self.wait_at_ms = now_ms.saturating_add(wait_ms);
-    }
 }
 
 pub(super) enum State {
@@ -219,7 +215,8 @@ impl SessionCore {
     #[must_use]
     pub fn cancellation_outcome(&self, session: SessionId) -> CancellationOutcome {
         let keys = KvKey::new(session, 0)..=KvKey::new(session, u32::MAX);
-        let holding = self.holdings.range(keys).next_back().map(|(_, holding)| holding.group.outcome().clone());
+        let holding =
+            self.holdings.range(keys).next_back().map(|(_, holding)| holding.group.outcome().clone());
         let known = holding.or_else(|| self.ended.get(&session).cloned());
         known.unwrap_or_else(|| CancellationOutcome::unknown(KvKey::new(session, 0), 0))
     }
@@ -252,7 +249,9 @@ impl SessionCore {
                 self.with_group(shard, key, t, |group, index, now| group.stop_answered(index, &result, now));
             }
             Event::ReleaseEnded { shard, key, result } => {
-                self.with_group(shard, key, t, |group, index, now| group.release_answered(index, &result, now));
+                self.with_group(shard, key, t, |group, index, now| {
+                    group.release_answered(index, &result, now)
+                });
             }
             Event::Drain { until_ms } => {
                 self.draining = true;
@@ -349,7 +348,8 @@ impl SessionCore {
         let last = t.ledger.last_epoch(id);
         if let Some(epoch) = last {
             let key = KvKey::new(id, epoch);
-            if let Some(record) = t.ledger.record(key).filter(|record| record.status == WorkStatus::Completed) {
+            if let Some(record) = t.ledger.record(key).filter(|record| record.status == WorkStatus::Completed)
+            {
                 let record = record.clone();
                 return Self::replay(ticket, &request, &prompt_digest, record, t);
             }
@@ -362,9 +362,10 @@ impl SessionCore {
         };
         let key = KvKey::new(id, epoch);
         let restarts = RestartController::new(key);
-        let deadlines = self.config.deadlines.lowered_by(&request.deadlines).map_err(|refused| {
-            SubmitError::BadRequest { field: "deadlines", reason: refused.to_string() }
-        })?;
+        let deadlines =
+            self.config.deadlines.lowered_by(&request.deadlines).map_err(|refused| {
+                SubmitError::BadRequest { field: "deadlines", reason: refused.to_string() }
+            })?;
         let route = plan_route(&self.infos, &restarts.wish(&self.inhibitions, t.now.ms))
             .map_err(|_| SubmitError::NoRoute)?;
         for index in &route {
@@ -426,7 +427,8 @@ impl SessionCore {
         for (index, token) in (0..).zip(&tokens) {
             t.effects.push(Effect::Deliver { session: id, index, token: *token });
         }
-        let records = (0..=record.key.epoch).filter_map(|epoch| t.ledger.record(KvKey::new(id, epoch)).cloned());
+        let records =
+            (0..=record.key.epoch).filter_map(|epoch| t.ledger.record(KvKey::new(id, epoch)).cloned());
         let outcome = Outcome {
             session: id,
             status: WorkStatus::Completed,
@@ -462,7 +464,8 @@ impl SessionCore {
         }
         if self.scheduler.has_queued() {
             // Somebody waits for room: completed sessions' KV goes, one key for each that waits.
-            let waiting = self.sessions.values().filter(|session| matches!(session.state, State::Queued(_))).count();
+            let waiting =
+                self.sessions.values().filter(|session| matches!(session.state, State::Queued(_))).count();
             for _ in 0..waiting {
                 let Some(key) = self.held.front().copied() else { break };
                 self.reap(key, Cause::Node, t);
@@ -571,8 +574,9 @@ impl SessionCore {
         let key = attempt.key;
         let older = self.holdings.range(KvKey::new(id, 0)..key).any(|(_, holding)| {
             let pending = holding.group.outcome().shards.iter().zip(holding.route.iter());
-            let mut pending =
-                pending.filter(|(shard, _)| **shard == crate::cancel::ShardOutcome::Pending).map(|(_, hop)| hop.no);
+            let mut pending = pending
+                .filter(|(shard, _)| **shard == crate::cancel::ShardOutcome::Pending)
+                .map(|(_, hop)| hop.no);
             pending.any(|no| attempt.route.iter().any(|hop| hop.no == no))
         });
         if older {
@@ -835,7 +839,10 @@ impl SessionCore {
         self.telemetry.cancel(cause);
         let Some(session) = self.sessions.get(&id) else {
             // Completed: its KV goes now. Ended otherwise: it is going.
-            let held = self.held.iter().find(|key| key.session == id && epoch.is_none_or(|epoch| epoch == key.epoch));
+            let held = self
+                .held
+                .iter()
+                .find(|key| key.session == id && epoch.is_none_or(|epoch| epoch == key.epoch));
             if let Some(key) = held.copied() {
                 self.reap(key, cause, t);
             }
@@ -852,7 +859,13 @@ impl SessionCore {
     }
 
     /// Ends what the session is doing, at whatever point it is. The first reason stands.
-    pub(super) fn end(&mut self, id: SessionId, why: StreamTerminated, at_fault: Option<usize>, t: &mut Turn<'_>) {
+    pub(super) fn end(
+        &mut self,
+        id: SessionId,
+        why: StreamTerminated,
+        at_fault: Option<usize>,
+        t: &mut Turn<'_>,
+    ) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let (key, asking) = match &mut session.state {
             State::Live(attempt) => {
@@ -991,7 +1004,8 @@ impl SessionCore {
             return;
         }
         let Some((why, at_fault)) = attempt.end else { return };
-        let at_fault = at_fault.and_then(|index| attempt.route.get(index)).map(|hop| hop.info.shard_id.clone());
+        let at_fault =
+            at_fault.and_then(|index| attempt.route.get(index)).map(|hop| hop.info.shard_id.clone());
         let kind = why.kind;
         let tokens = u32::try_from(attempt.tokens.len()).unwrap_or(u32::MAX);
         let kv = match kind {
@@ -1044,7 +1058,13 @@ impl SessionCore {
         }
     }
 
-    fn restart_or_finish(&mut self, id: SessionId, failed: FailedAttempt, why: StreamTerminated, t: &mut Turn<'_>) {
+    fn restart_or_finish(
+        &mut self,
+        id: SessionId,
+        failed: FailedAttempt,
+        why: StreamTerminated,
+        t: &mut Turn<'_>,
+    ) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let most = session.request.max_restarts.min(self.config.max_restarts);
         if session.restarts.used() >= most || self.draining {
@@ -1108,7 +1128,12 @@ impl SessionCore {
         let Some(session) = self.take_session(id) else { return };
         let status = work_status_for(why.kind);
         match self.scheduler.cancel(id, status.into()) {
-            Ok(CancelledFrom::Queued | CancelledFrom::Active | CancelledFrom::Done(_) | CancelledFrom::Unknown) => {}
+            Ok(
+                CancelledFrom::Queued
+                | CancelledFrom::Active
+                | CancelledFrom::Done(_)
+                | CancelledFrom::Unknown,
+            ) => {}
             Err(refused) => tracing::error!(%refused, session = %id, "a failed session cannot be completed"),
         }
         self.free_rows(id);
@@ -1306,7 +1331,10 @@ fn check_fit(request: &GenerateRequest, shard: &ShardInfo) -> Result<(), SubmitE
         return Err(bad("prompt", format!("{prompt} tokens where less than {most} are possible")));
     }
     if rows > most {
-        return Err(bad("max_new", format!("prompt and answer have {rows} tokens where {most} are possible")));
+        return Err(bad(
+            "max_new",
+            format!("prompt and answer have {rows} tokens where {most} are possible"),
+        ));
     }
     if let Some(id) = request.prompt.iter().find(|id| **id >= shard.vocab) {
         return Err(bad("prompt", format!("token {id} is not below {}", shard.vocab)));
@@ -1320,7 +1348,9 @@ fn check_fit(request: &GenerateRequest, shard: &ShardInfo) -> Result<(), SubmitE
 fn refusal(id: SessionId, error: scheduler::SubmitError) -> SubmitError {
     match error {
         scheduler::SubmitError::QueueFull { retry_after_ms } => SubmitError::QueueFull { retry_after_ms },
-        scheduler::SubmitError::Duplicate(_) => SubmitError::Duplicate { session: id, state: "has ended here" },
+        scheduler::SubmitError::Duplicate(_) => {
+            SubmitError::Duplicate { session: id, state: "has ended here" }
+        }
         scheduler::SubmitError::Size { .. } => bad("max_new", error.to_string()),
         scheduler::SubmitError::Client { .. } => bad("client", error.to_string()),
     }

@@ -41,9 +41,9 @@ impl SessionCore {
             self.scheduler.step_done(key, t.now.ms, false);
             return;
         }
-        let ready = self.live(key).is_some_and(|attempt| {
-            matches!(attempt.phase, Phase::Running) && attempt.flight.is_none()
-        });
+        let ready = self
+            .live(key)
+            .is_some_and(|attempt| matches!(attempt.phase, Phase::Running) && attempt.flight.is_none());
         let session = self.sessions.get_mut(&id).filter(|_| ready);
         let Some(session) = session else {
             self.scheduler.step_done(key, t.now.ms, false);
@@ -192,7 +192,11 @@ impl SessionCore {
             if t.ledger.mark_uncertain(key_of_step).is_ok() {
                 attempt.queried = true;
                 let states = attempt.route.iter().map(|_| None).collect();
-                t.effects.extend(attempt.route.iter().map(|hop| Effect::QueryStep { shard: hop.no, key, step }));
+                t.effects.extend(attempt.route.iter().map(|hop| Effect::QueryStep {
+                    shard: hop.no,
+                    key,
+                    step,
+                }));
                 attempt.phase = Phase::Querying { error, hop, states };
                 session.guard.call_started(t.now.ms);
                 self.rearm(id);
@@ -276,7 +280,7 @@ impl SessionCore {
                 }
                 session.last_token_ms = now_ms;
                 session.given.push(token);
-                session.waited(now_ms, self.config.wait_ms);
+                session.wait_at_ms = now_ms.saturating_add(self.config.wait_ms);
                 t.effects.push(Effect::Deliver { session: id, index, token });
                 None
             }
@@ -335,7 +339,8 @@ impl SessionCore {
         };
         let index = attempt.route.iter().position(|hop| hop.no == shard);
         let in_flight = attempt.flight.as_ref().is_some_and(|flight| flight.step.step == step);
-        let (Phase::Querying { states, .. }, Some(index), true) = (&mut attempt.phase, index, in_flight) else {
+        let (Phase::Querying { states, .. }, Some(index), true) = (&mut attempt.phase, index, in_flight)
+        else {
             self.telemetry.stale_event();
             return;
         };
@@ -344,7 +349,8 @@ impl SessionCore {
         if states.iter().any(Option::is_none) {
             return;
         }
-        let Phase::Querying { error, hop, states } = std::mem::replace(&mut attempt.phase, Phase::Running) else {
+        let Phase::Querying { error, hop, states } = std::mem::replace(&mut attempt.phase, Phase::Running)
+        else {
             return;
         };
         let states: Vec<StepState> = states.into_iter().flatten().collect();
@@ -366,9 +372,7 @@ impl SessionCore {
         let Some(flight) = &mut attempt.flight else { return };
         let step = flight.step;
         let in_ledger = StepKey::new(key, step.step);
-        let ran = |state: &StepState| {
-            matches!(state, StepState::Done { fingerprint, .. } if *fingerprint == step.fingerprint)
-        };
+        let ran = |state: &StepState| matches!(state, StepState::Done { fingerprint, .. } if *fingerprint == step.fingerprint);
         let not_run =
             |state: &StepState| matches!(state, StepState::NotSeen { kv_len } if *kv_len == flight.position);
         let result = match states.last() {
