@@ -325,7 +325,7 @@ pub(super) fn stopping() -> AdapterError {
 
 /// The refusal of whatever comes from a coordinator that was replaced.
 pub(super) fn fenced(generation: u64) -> AdapterError {
-    AdapterError::StreamReset(format!("the worker obeys the coordinator of generation {generation}"))
+    AdapterError::Internal(format!("stale coordinator: the worker obeys generation {generation}"))
 }
 
 /// A step that runs; dropped at its end, however it ends.

@@ -220,13 +220,17 @@ async fn connection(hub: Arc<Hub>, socket: TcpStream, _slot: Option<OwnedSemapho
     // Also bounds a handshake that does not come to its end.
     let mut look = interval((limits.idle / 4).max(Duration::from_millis(1)));
     let mut stopped = hub.ended();
+    if *stopped.borrow_and_update() {
+        return;
+    }
     let ended = loop {
         tokio::select! {
             ended = serving.as_mut() => break ended,
             _ = look.tick() => if conn.idle_for() > limits.idle {
                 return;
             },
-            _ = stopped.wait_for(|ended| *ended) => {
+            // Nothing but the end is ever told.
+            _ = stopped.changed() => {
                 serving.as_mut().graceful_shutdown();
                 // Bounded by the caller.
                 break serving.await;

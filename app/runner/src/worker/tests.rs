@@ -1,0 +1,1 @@
+//! Tests of server and client over real sockets.
