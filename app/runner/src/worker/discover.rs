@@ -163,8 +163,19 @@ mod tests {
             assert_eq!((address.authority(), address.layers()), (authority, None));
         }
         for url in [
-            "", "http://", "http://h", "http://h:0", "http://h:65536", "http://h:+1", "http://:1", "ftp://h:1",
-            "http://h:1/path", "http://u@h:1", "http://[::g]:1", "http://h h:1", "http://h:",
+            "",
+            "http://",
+            "http://h",
+            "http://h:0",
+            "http://h:65536",
+            "http://h:+1",
+            "http://:1",
+            "ftp://h:1",
+            "http://h:1/path",
+            "http://u@h:1",
+            "http://[::g]:1",
+            "http://h h:1",
+            "http://h:",
         ] {
             assert_eq!(WorkerAddress::parse(url), Err(AddressError::Malformed(url.to_owned())), "{url}");
         }
@@ -174,7 +185,11 @@ mod tests {
 
     #[test]
     fn a_participants_last_layer_is_part_of_its_shard() {
-        let worker = |url: &str, first_layer, last_layer| ParticipantWorker { url: url.into(), first_layer, last_layer };
+        let worker = |url: &str, first_layer, last_layer| ParticipantWorker {
+            url: url.into(),
+            first_layer,
+            last_layer,
+        };
         let all = from_participant(&[worker("http://a:1", 0, 1), worker("http://b:1", 2, 2)]).unwrap();
         assert_eq!(all.iter().map(WorkerAddress::layers).collect::<Vec<_>>(), [Some((0, 2)), Some((2, 3))]);
         assert!(matches!(from_participant(&[worker("a:1", 2, 1)]), Err(AddressError::Layers { .. })));

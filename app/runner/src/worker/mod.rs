@@ -26,7 +26,9 @@ mod tests;
 
 use std::fmt;
 
-pub use discover::{AddressError, ParticipantWorker, WORKERS_MAX, WorkerAddress, from_participant, from_urls};
+pub use discover::{
+    AddressError, ParticipantWorker, WORKERS_MAX, WorkerAddress, from_participant, from_urls,
+};
 pub use pool::{PoolMember, RemotePool};
 pub use remote::{ConnectError, RemoteConfig, RemoteLimits, RemoteShard};
 pub use server::{WorkerError, WorkerLimits, WorkerServer};

@@ -106,10 +106,11 @@ pub(super) async fn connect(config: &RemoteConfig) -> Result<Connected, ConnectE
 async fn connect_unbounded(config: &RemoteConfig) -> Result<Connected, ConnectError> {
     let address = config.address.to_string();
     let unreachable = |detail: String| ConnectError::Unreachable { address: address.clone(), detail };
-    let socket = TcpStream::connect(config.address.authority()).await.map_err(|error| match error.kind() {
-        io::ErrorKind::ConnectionRefused => ConnectError::NotListening(address.clone()),
-        _ => unreachable(error.to_string()),
-    })?;
+    let socket =
+        TcpStream::connect(config.address.authority()).await.map_err(|error| match error.kind() {
+            io::ErrorKind::ConnectionRefused => ConnectError::NotListening(address.clone()),
+            _ => unreachable(error.to_string()),
+        })?;
     socket.set_nodelay(true).map_err(|error| unreachable(error.to_string()))?;
     let endpoint = Endpoint::from_shared(address.clone())
         .map_err(|error| ConnectError::Protocol(error.to_string()))?

@@ -10,8 +10,8 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tonic::Streaming;
 use tonic::transport::Channel;
 
-use super::connect::{self, ConnectError, Connected};
 use super::Shared;
+use super::connect::{self, ConnectError, Connected};
 use crate::adapter::AdapterError;
 
 /// Pause between two attempts to be back.
@@ -115,7 +115,9 @@ async fn back(shared: &Shared) -> Result<Connected, AdapterError> {
                 return death(format!("another process answers, boot {}", connected.boot_id.short()));
             }
             Ok(Err(ConnectError::StaleCoordinator { have })) => return Err(stale(have)),
-            Ok(Err(ConnectError::Unreachable { .. } | ConnectError::Timeout(_))) if Instant::now() < deadline => {
+            Ok(Err(ConnectError::Unreachable { .. } | ConnectError::Timeout(_)))
+                if Instant::now() < deadline =>
+            {
                 sleep(RETRY).await;
             }
             Ok(Err(error)) => return death(error.to_string()),

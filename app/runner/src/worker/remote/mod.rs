@@ -358,11 +358,8 @@ impl Shared {
             state.held.entry(key).or_insert(Held { plan, rows: 0, beat_sent_ms });
             known
         };
-        let frame = pb::Open {
-            key: Some(convert::key_to(key)),
-            plan: Some(convert::plan_to(plan)),
-            attach: false,
-        };
+        let frame =
+            pb::Open { key: Some(convert::key_to(key)), plan: Some(convert::plan_to(plan)), attach: false };
         let opened = self
             .ask(key, Ask::Open(frame), self.config.limits.call, |pending, answer| {
                 pending.open = Some(answer);
@@ -418,9 +415,9 @@ impl Shared {
 /// A key that cannot be taken up because it is not there has nothing to stop or to release.
 fn absent_if_gone<T>(result: Result<T, AdapterError>, absent: T) -> Result<T, AdapterError> {
     match result {
-        Err(
-            AdapterError::CacheMiss(_) | AdapterError::LeaseExpired | AdapterError::StaleEpoch { .. },
-        ) => Ok(absent),
+        Err(AdapterError::CacheMiss(_) | AdapterError::LeaseExpired | AdapterError::StaleEpoch { .. }) => {
+            Ok(absent)
+        }
         other => other,
     }
 }

@@ -11,9 +11,9 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
 
+use super::Shared;
 use super::connect::QUEUE;
 use super::link::{Up, verdict};
-use super::Shared;
 use crate::adapter::{AdapterError, KvKey, Opened, ReleaseAck, StepOut, StepState, StopAck};
 use crate::worker::convert::{self, Malformed};
 
@@ -98,13 +98,7 @@ enum Ended {
     Broken,
 }
 
-async fn read(
-    shared: Arc<Shared>,
-    mut up: Up,
-    key: KvKey,
-    id: u64,
-    frames: mpsc::Receiver<pb::RunRequest>,
-) {
+async fn read(shared: Arc<Shared>, mut up: Up, key: KvKey, id: u64, frames: mpsc::Receiver<pb::RunRequest>) {
     let error = match follow(&shared, &mut up, key, id, frames).await {
         Ended::Failed(error) => error,
         Ended::Broken => verdict(&shared, &up).await,

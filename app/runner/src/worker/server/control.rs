@@ -50,7 +50,8 @@ fn malformed(detail: impl Into<String>) -> Refused {
 impl Stream {
     /// The next frame; `None` at the end of the stream.
     async fn take(&mut self) -> Result<Option<pb::control_request::Frame>, Refused> {
-        let Some(request) = self.inbound.message().await.map_err(|status| malformed(status.message()))? else {
+        let Some(request) = self.inbound.message().await.map_err(|status| malformed(status.message()))?
+        else {
             return Ok(None);
         };
         self.taken += 1;
@@ -87,11 +88,7 @@ async fn follow(hub: &Arc<Hub>, conn: &OnConnection, stream: &mut Stream) -> Res
         boot_id: hub.boot_id.0.to_vec(),
         shard: Some(convert::info_to(hub.host.describe())),
     });
-    let ended = if stream.give(hub, ack).await {
-        beats(hub, stream, &mut entered.end).await
-    } else {
-        Ok(())
-    };
+    let ended = if stream.give(hub, ack).await { beats(hub, stream, &mut entered.end).await } else { Ok(()) };
     hub.leave_control(entered.id);
     ended
 }

@@ -161,7 +161,10 @@ impl WorkerServer {
             }
         };
         if timeout(hub.limits.drain, drained).await.is_err() {
-            tracing::warn!(steps = hub.steps_in_flight(), "worker: steps are still in flight; exits without them");
+            tracing::warn!(
+                steps = hub.steps_in_flight(),
+                "worker: steps are still in flight; exits without them"
+            );
         }
         hub.end_all();
         let closed = async { while connections.join_next().await.is_some() {} };

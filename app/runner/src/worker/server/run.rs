@@ -310,7 +310,8 @@ impl Session {
     /// Checks a Step and has it computed beside the stream, which goes on listening.
     fn begin(&mut self, step: pb::Step) -> Result<(), AdapterError> {
         let fingerprint = convert::digest("fingerprint", &step.fingerprint).map_err(not_understood)?;
-        let bundle = step.bundle.ok_or_else(|| AdapterError::MalformedBundle("bundle: missing".to_owned()))?;
+        let bundle =
+            step.bundle.ok_or_else(|| AdapterError::MalformedBundle("bundle: missing".to_owned()))?;
         let bundle = convert::bundle_from(bundle).map_err(not_understood)?;
         if let Some((running, _)) = &self.step {
             return Err(conflict(format!("step {running} is not answered yet")));
