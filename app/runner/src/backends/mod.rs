@@ -1,3 +1,5 @@
 //! What computes.
 
+#[cfg(feature = "candle")]
+pub mod candle;
 pub mod reference;
