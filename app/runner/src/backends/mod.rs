@@ -1,4 +1,4 @@
-//! What computes.
+//! What computes: models behind [`crate::shard::LocalShard`].
 
 #[cfg(feature = "candle")]
 pub mod candle;
