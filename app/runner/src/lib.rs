@@ -14,6 +14,7 @@
 //! | [`ledger`] | the durable work ledger |
 //! | [`kv`], [`shard`] | a shard in this process |
 //! | [`backends`] | what computes |
+//! | [`text`] | text to tokens and back |
 //! | [`worker`] | a shard in another process |
 //! | [`fault`], [`proxy`], [`matrix`] | faults on purpose, a wire that can be cut, and the failure matrix |
 
@@ -35,6 +36,7 @@ pub mod scheduler;
 pub mod session;
 pub mod shard;
 pub mod telemetry;
+pub mod text;
 pub mod worker;
 
 pub use adapter::{AdapterError, BoundaryAdapter, Bundle, KvKey, Payload, SessionId, StepOut, StepRef};
@@ -46,3 +48,4 @@ pub use runner::{
     Generation, GenerationEvent, HardenedSessionRunner, RunnerConfig, RunnerHandle, drive_while,
 };
 pub use session::{FinishReason, GenerateRequest, Outcome, SessionConfig, SubmitError};
+pub use text::{ByteCodec, ChatMessage, TextCodec, TextError, TextStream};
