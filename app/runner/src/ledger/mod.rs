@@ -432,6 +432,9 @@ impl IdempotencyLedger {
                         }
                         offset = end;
                     }
+                    Read::Bad(what) if is_last && self.was_durable(&bytes, offset) => {
+                        return Err(corrupt(segment, offset, format!("{what}, and it was durable once")));
+                    }
                     Read::Bad(_) if is_last => {
                         let bytes = (bytes.len() - offset) as u64;
                         let file = segment_name(segment);
@@ -444,6 +447,30 @@ impl IdempotencyLedger {
             self.lengths.push_back(offset as u64);
         }
         Ok(())
+    }
+
+    /// Whether a record behind the damage at `offset` proves that no crash did it: a step is written only when the
+    /// opening of its attempt is durable, and so are all bytes before that, and a report only when the attempt's end is.
+    fn was_durable(&self, bytes: &[u8], offset: usize) -> bool {
+        let mut at = offset + 1;
+        while at < bytes.len() {
+            let Read::Record(record, end) = read_record(bytes, at) else {
+                at += 1;
+                continue;
+            };
+            let proof = match record {
+                Record::StepIntent { key, .. } | Record::StepCommitted { key, .. } => {
+                    self.opened(key.kv()).is_none()
+                }
+                Record::Submitted { key, .. } => self.record(key).is_none(),
+                _ => false,
+            };
+            if proof {
+                return true;
+            }
+            at = end;
+        }
+        false
     }
 
     fn apply(&mut self, record: Record, segment: u64, now_ms: u64) -> Result<(), index::Impossible> {

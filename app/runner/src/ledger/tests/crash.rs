@@ -342,6 +342,50 @@ fn a_changed_byte_is_corruption_in_an_old_segment_and_a_cut_in_the_last() {
 }
 
 #[test]
+fn damage_in_the_last_segment_that_no_crash_explains_is_corruption() {
+    let disk = MemoryDisk::new();
+    let (mut ledger, _) = open(&disk);
+    let mut ends = Vec::new();
+    ledger.epoch_opened(opened(1, 0)).unwrap();
+    ledger.flush().unwrap();
+    ends.push(disk.contents()[&0].len());
+    run_step(&mut ledger, step(1, 0, 0)).unwrap();
+    ledger.terminal(ended(1, 0, None, 1)).unwrap();
+    ledger.flush().unwrap();
+    ends.push(disk.contents()[&0].len());
+    ledger.submitted(session(1), 0, "tx").unwrap();
+    ledger.flush().unwrap();
+    ends.push(disk.contents()[&0].len());
+    ledger.epoch_opened(opened(2, 0)).unwrap();
+    ledger.flush().unwrap();
+    ends.push(disk.contents()[&0].len());
+    run_step(&mut ledger, step(2, 0, 0)).unwrap();
+    drop(ledger);
+    let good = disk.contents()[&0].clone();
+    // The second session's steps prove that its opening was durable, and everything before it.
+    for at in HEADER_BYTES..good.len() {
+        let copy = disk.copy();
+        let mut bad = good.clone();
+        bad[at] ^= 1;
+        copy.overwrite(0, bad);
+        match try_open(&copy, LedgerConfig::default()) {
+            Err(LedgerError::Corrupt { offset, what, .. }) => {
+                assert!(at < ends[3] && offset <= at as u64, "byte {at}: {what}");
+            }
+            other => assert!(at >= ends[3], "byte {at}: {other:?}"),
+        }
+    }
+    // Without them: the report proves that the end was durable, and nothing proves that the report was.
+    for (at, corrupt) in [(ends[0] - 1, true), (ends[1] - 1, true), (ends[2] - 1, false)] {
+        let copy = disk.copy();
+        let mut bad = good[..ends[2]].to_vec();
+        bad[at] ^= 1;
+        copy.overwrite(0, bad);
+        assert_eq!(try_open(&copy, LedgerConfig::default()).is_err(), corrupt, "byte {at}");
+    }
+}
+
+#[test]
 fn another_version_is_refused_and_left_alone() {
     let disk = MemoryDisk::new();
     let mut header = Header { segment: 0, generation: 1 }.encode();
