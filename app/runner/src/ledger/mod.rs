@@ -40,6 +40,8 @@ use crate::record::{KvOutcome, WorkLedger, WorkRecord};
 pub const NAME_MAX: usize = 1024;
 /// Most shards of an attempt.
 pub const SHARDS_MAX: usize = 256;
+/// Memory of the buffer that is kept between writes, bytes.
+const PENDING_KEPT: usize = 1 << 20;
 /// Most sessions that one [`IdempotencyLedger::retire`] forgets or moves.
 const RETIRE_MAX: usize = 256;
 
@@ -1040,6 +1042,8 @@ impl IdempotencyLedger {
         }
         self.pending = pending;
         self.pending.clear();
+        // One turn of many sessions does not keep its memory.
+        self.pending.shrink_to(PENDING_KEPT);
         Ok(SyncTicket(self.written))
     }
 

@@ -400,13 +400,50 @@ fn another_version_is_refused_and_left_alone() {
 
 #[test]
 fn whole_records_that_no_history_explains_are_corruption() {
-    let disk = MemoryDisk::new();
-    let mut bytes = Header { segment: 0, generation: 1 }.encode().to_vec();
-    Record::EpochOpened(Box::new(opened(1, 0))).encode(&mut bytes);
-    let offset = bytes.len() as u64;
-    Record::StepCommitted { key: step(1, 0, 0), token: Some(1), logits_digest: LOGITS }.encode(&mut bytes);
-    disk.overwrite(0, bytes);
-    let refused = try_open(&disk, CONFIG).unwrap_err();
-    let what = "a result without an intent".to_owned();
-    assert_eq!(refused, LedgerError::Corrupt { file: segment_name(0), offset, what });
+    let open = || Record::EpochOpened(Box::new(opened(1, 0)));
+    let at = step(1, 0, 0);
+    let intent = |content| Record::StepIntent { key: at, fingerprint: fp(content) };
+    let result = |token| Record::StepCommitted { key: at, token: Some(token), logits_digest: LOGITS };
+    let doubt = || Record::StepUncertain { key: at };
+    let answer = |committed| Record::StepResolved { key: at, committed };
+    let end = |tokens| Record::Terminal(Box::new(ended(1, 0, None, tokens)));
+    let report = |reference: &str| Record::Submitted { key: at.kv(), reference: reference.to_owned() };
+    let mut other = opened(1, 0);
+    other.prompt_tokens = 5;
+    let histories = [
+        vec![intent(0)],
+        vec![open(), Record::EpochOpened(Box::new(other))],
+        vec![open(), Record::StepIntent { key: step(1, 0, 1), fingerprint: fp(1) }],
+        vec![open(), Record::StepIntent { key: step(1, 1, 0), fingerprint: fp(1) }],
+        vec![open(), intent(0), intent(1)],
+        vec![open(), result(1)],
+        vec![open(), intent(0), result(1), result(2)],
+        vec![open(), intent(0), result(1), doubt()],
+        vec![open(), intent(0), doubt(), result(1)],
+        vec![open(), intent(0), doubt(), answer(false), result(1)],
+        vec![open(), intent(0), answer(true)],
+        vec![open(), doubt()],
+        vec![Record::Delivered { session: session(1), count: 1 }],
+        vec![open(), end(1), end(2)],
+        vec![open(), report("a")],
+        vec![open(), end(1), report("a"), report("b")],
+        vec![Record::Closed { session: session(1) }],
+    ];
+    for history in histories {
+        let disk = MemoryDisk::new();
+        let mut bytes = Header { segment: 0, generation: 1 }.encode().to_vec();
+        let mut last = 0;
+        for record in &history {
+            last = bytes.len() as u64;
+            record.encode(&mut bytes);
+        }
+        disk.overwrite(0, bytes.clone());
+        match try_open(&disk, CONFIG) {
+            Err(LedgerError::Corrupt { file, offset, .. }) => {
+                assert_eq!((file, offset), (segment_name(0), last), "{history:?}");
+            }
+            other => panic!("{history:?}: {other:?}"),
+        }
+        assert_eq!(disk.contents()[&0], bytes, "what is refused is left alone");
+    }
 }
