@@ -1,3 +1,3 @@
-//! What computes.
+//! What computes: models behind [`crate::shard::LocalShard`].
 
 pub mod reference;
