@@ -359,7 +359,7 @@ impl ShardCancellationGroup {
         effects
     }
 
-    /// Tokens were handed to the client; not while stopping.
+    /// Tokens were handed to the client, in this epoch or, told at its begin, in earlier ones. Not while stopping.
     pub fn delivered(&mut self, tokens: u32) {
         if self.phase == CancelPhase::Running {
             self.outcome.delivered_tokens = self.outcome.delivered_tokens.saturating_add(tokens);

@@ -430,7 +430,7 @@ impl ContinuousBatchScheduler {
             let session = match self.overdue(now_ms, capacity_rows) {
                 Some((rows, _)) if u64::from(rows) > free => break,
                 Some((_, session)) => Some(session),
-                None => self.next_in_turn(now_ms, free),
+                None => self.next_in_turn(now_ms, free, capacity_rows),
             };
             let Some((client, queued)) = session.and_then(|session| self.dequeue(session)) else { break };
             let rows = queued.rows();
@@ -475,7 +475,7 @@ impl ContinuousBatchScheduler {
 
     /// Deficit round-robin. A turn gives the quantum once and lasts while the credit does; a client whose first session
     /// has credit enough and does not fit is passed, and keeps the credit.
-    fn next_in_turn(&mut self, now_ms: u64, free: u64) -> Option<SessionId> {
+    fn next_in_turn(&mut self, now_ms: u64, free: u64, capacity_rows: u64) -> Option<SessionId> {
         let mut passed = 0;
         while passed < self.ring.len() {
             let queue = self.clients.get_mut(self.ring.front()?)?;
@@ -489,7 +489,9 @@ impl ContinuousBatchScheduler {
                 if rows <= free {
                     return Some(head.key.session);
                 }
-                head.blocked_ms.get_or_insert(now_ms);
+                if rows <= capacity_rows {
+                    head.blocked_ms.get_or_insert(now_ms);
+                }
                 passed += 1;
             } else {
                 // Credit grows each round and a session's rows are limited, so this ends.

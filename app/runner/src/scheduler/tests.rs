@@ -695,7 +695,10 @@ fn random_run(seed: u64, operations: u32) {
                 }
             }
             8 => {
-                for (n, k) in known.iter_mut().filter(|_| random.below(3) > 0) {
+                for (n, k) in &mut known {
+                    if random.below(3) == 0 {
+                        continue;
+                    }
                     let committed = random.below(20) > 0;
                     let progress = s.step_done(KvKey::new(id(*n), k.epoch), now_ms, committed);
                     let out = k.out.take().filter(|_| k.place == Place::Active);
