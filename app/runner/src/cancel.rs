@@ -337,7 +337,7 @@ impl ShardCancellationGroup {
     /// came in time.
     pub fn step_ended(&mut self, step: u32, tokens: u32, now_ms: u64) -> (bool, Vec<CancelEffect>) {
         self.now_ms = self.now_ms.max(now_ms);
-        if self.phase > CancelPhase::Quiescing || self.step != Some(step) {
+        if self.step != Some(step) {
             return (false, Vec::new());
         }
         self.step = None;

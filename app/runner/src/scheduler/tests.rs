@@ -354,6 +354,36 @@ fn clients_share_by_tokens_and_not_by_sessions() {
 }
 
 #[test]
+fn each_client_has_its_turn_in_the_order_they_came() {
+    let mut s = scheduler();
+    for (n, client) in [(1, "c"), (2, "a"), (3, "b")] {
+        s.submit(0, request(n, client, 100, 100)).unwrap();
+    }
+    assert_eq!(numbers(&s.admit(0, ROOM)), [1, 2, 3]);
+}
+
+#[test]
+fn a_client_gathers_no_credit_while_its_session_does_not_fit() {
+    let mut s = scheduler();
+    s.submit(0, request(1, "b", 500, 500)).unwrap();
+    assert_eq!(numbers(&s.admit(0, 1_000)), [1]);
+    s.submit(0, request(2, "a", 128, 128)).unwrap();
+    for n in 10..30 {
+        s.submit(0, request(n, "a", 64, 64)).unwrap();
+    }
+    for now_ms in 1..100 {
+        assert_eq!(s.admit(now_ms, 1_000), [], "all rows are taken");
+    }
+    for n in 40..60 {
+        s.submit(100, request(n, "b", 64, 64)).unwrap();
+    }
+    s.finish(id(1), DoneReason::Completed);
+    s.rows_freed(id(1));
+    // A quantum is 256 tokens: 2 is one for a; then two sessions for each in turn.
+    assert_eq!(numbers(&s.admit(101, 1_000)), [2, 40, 41, 10, 11]);
+}
+
+#[test]
 fn smaller_sessions_pass_one_that_does_not_fit_for_five_seconds_and_no_longer() {
     let mut s = scheduler();
     s.submit(0, request(1, "a", 50, 50)).unwrap();
