@@ -379,8 +379,8 @@ fn a_client_gathers_no_credit_while_its_session_does_not_fit() {
     }
     s.finish(id(1), DoneReason::Completed);
     s.rows_freed(id(1));
-    // A quantum is 256 tokens: 2 is one for a; then two sessions for each in turn.
-    assert_eq!(numbers(&s.admit(101, 1_000)), [2, 40, 41, 10, 11]);
+    // A quantum is 256 tokens: 2 is all of one; then two sessions for each in turn, 256 + 5 × 128 rows.
+    assert_eq!(numbers(&s.admit(101, 1_000)), [2, 40, 41, 10, 11, 42]);
 }
 
 #[test]
