@@ -39,6 +39,8 @@ pub const CLI_ERROR_CODES: &[(u32, &str)] = &[
     (81, "port or socket already in use"),
     (82, "CometBFT's program not found"),
     (83, "process or network that does not stay up"),
+    (91, "backend not available, or its model cannot be loaded"),
+    (92, "address cannot be listened on"),
 ];
 
 /// A refusal. `Display` gives the line that the user sees.

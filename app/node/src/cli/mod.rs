@@ -1,7 +1,7 @@
 //! The command line of `holdfastd`.
 //!
 //! ```text
-//! holdfastd init | start | devnet | testnet | localnet | keys | genesis | rollback | snapshot | export | status
+//! holdfastd init | start | devnet | testnet | localnet | worker | keys | genesis | rollback | snapshot | export | status
 //!           tx | query | version | completion
 //! ```
 //!
@@ -19,6 +19,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 mod app_toml;
+mod backend;
 mod catalog;
 mod devnet;
 mod error;
@@ -44,6 +45,7 @@ mod values;
 mod version;
 mod what_if;
 mod wiring;
+mod worker;
 
 pub use error::{CLI_ERROR_CODES, CliError};
 pub use start::StartConfig;
@@ -70,6 +72,7 @@ enum Verb {
     Testnet(testnet::TestnetArgs),
     Localnet(Box<localnet::LocalnetArgs>),
     BecomeChild(localnet::BecomeChildArgs),
+    Worker(worker::WorkerArgs),
     Keys(keys::KeysArgs),
     Genesis(genesis::GenesisArgs),
     Rollback(rollback::RollbackArgs),
@@ -168,6 +171,7 @@ fn execute(words: &[OsString], io: &mut Io<'_>, connect: node::Connect<'_>) -> R
         Verb::Testnet(args) => testnet::run(&args, io)?,
         Verb::Localnet(args) => localnet::run(&args)?,
         Verb::BecomeChild(args) => localnet::become_child(&args)?,
+        Verb::Worker(args) => worker::run(&args, io)?,
         Verb::Keys(args) => keys::run(&args, io)?,
         Verb::Genesis(args) => genesis::run(&args, io)?,
         Verb::Rollback(args) => rollback::run(&args, io)?,

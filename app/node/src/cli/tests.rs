@@ -1193,7 +1193,7 @@ fn unknown_commands_list_those_that_exist() {
     run(&["tx", "bankk"])
         .refused(11, &["bankk", "auth, bank, breaker, epochs, gov, inference, participants"]);
     run(&["query", "inference", "get-random"]).refused(11, &["get-random-executor", "sprt"]);
-    run(&["frobnicate"]).refused(11, &["init, start, devnet, testnet, localnet, keys"]);
+    run(&["frobnicate"]).refused(11, &["init, start, devnet, testnet, localnet, worker, keys"]);
     let (help, exit) = run(&["tx"]).failure.unwrap();
     assert!(help.contains("inference") && exit == 2);
 }
@@ -1215,6 +1215,23 @@ fn text_is_indented_and_quotes_what_would_read_as_something_else() {
 fn error_codes_are_ascending_and_none_is_used_twice() {
     let codes: Vec<u32> = CLI_ERROR_CODES.iter().map(|(code, _)| *code).collect();
     assert!(codes.windows(2).all(|pair| pair[0] < pair[1]), "{codes:?}");
+}
+
+#[test]
+fn a_worker_is_told_which_layers_and_addresses_there_are() {
+    for layers in ["", "2", "2..2", "3..2", "a..b", "0..+1", "-1..2", "0..", "..4", "0..=3", "0..99999999999"]
+    {
+        run(&["worker", &format!("--layers={layers}")]).refused(12, &["--layers", "A..B"]);
+    }
+    run(&["worker", "--layers", "3..5"]).refused(12, &["--layers", "0..4"]);
+    run(&["worker", "--backend", "none"]).refused(12, &["--backend", "reference"]);
+    run(&["worker", "--capacity", "0"]).refused(12, &["--capacity", "1 to 16777216"]);
+    run(&["worker", "--name", "a b"]).refused(12, &["--name"]);
+    run(&["worker", "--listen", "somewhere:1"]).refused(12, &["--listen", "IP:PORT"]);
+    run(&["worker", "--listen", "192.0.2.1:0"]).refused(92, &["--listen", "192.0.2.1:0"]);
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    run(&["worker", "--listen", &address]).refused(81, &["--listen", &address]);
 }
 
 #[test]

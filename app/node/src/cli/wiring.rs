@@ -40,6 +40,16 @@ pub(crate) fn start_comet(config: CometConfig, log: EnvFilter) -> Result<()> {
     ended
 }
 
+/// Runs a worker to its end. `log` has the form of `RUST_LOG`.
+pub(crate) fn worker(log: EnvFilter, served: impl Future<Output = Result<()>>) -> Result<()> {
+    log_to_stderr(log);
+    let runtime = runtime()?;
+    let ended = runtime.block_on(served);
+    // A step that outlasted the wait for it is left behind.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    ended
+}
+
 fn log_to_stderr(log: EnvFilter) {
     // A second subscriber in one process is refused; the first one then serves.
     let colours = std::io::stderr().is_terminal();

@@ -853,7 +853,8 @@ async fn leases_end_without_a_coordinator_and_beats_renew_them() {
     assert_eq!(keys, [key(1, 0)]);
     let (at, bundle) = first(&shard.describe(), key(2, 0));
     let late = soon(shard.prefill(key(2, 0), at, bundle)).await;
-    assert_eq!(late, Err(AdapterError::LeaseExpired));
+    // The same for the caller; which one depends on whether its stream has ended too.
+    assert!(matches!(late, Err(AdapterError::LeaseExpired | AdapterError::CacheMiss(_))), "{late:?}");
     drop(shard);
     worker.holds_nothing().await;
 }
@@ -877,7 +878,8 @@ async fn as_many_sessions_as_are_allowed_then_full_and_a_released_one_makes_room
     let shard = worker.shard().await;
     shard.open(key(1, 0), plan()).await.unwrap();
     shard.open(key(2, 0), plan()).await.unwrap();
-    assert!(matches!(soon(shard.open(key(3, 0), plan())).await, Err(AdapterError::Full(_))));
+    let third = soon(shard.open(key(3, 0), plan())).await;
+    assert!(matches!(third, Err(AdapterError::Full(_))), "{third:?}");
     assert_eq!(shard.usage().keys.len(), 2);
     shard.release(key(1, 0), Cause::Node).await.unwrap();
     let begun = Instant::now();

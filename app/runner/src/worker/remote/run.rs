@@ -9,7 +9,6 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::Code;
 
 use super::Shared;
 use super::connect::QUEUE;
@@ -48,12 +47,14 @@ impl Run {
 
     /// Queues a frame.
     pub(super) fn send(&mut self, frame: pb::run_request::Frame) -> Result<(), AdapterError> {
-        let place = self.out.try_reserve().map_err(|error| {
-            AdapterError::StreamReset(match error {
-                mpsc::error::TrySendError::Full(()) => "the worker does not read".to_owned(),
-                mpsc::error::TrySendError::Closed(()) => "the stream ended".to_owned(),
-            })
-        })?;
+        let place = match self.out.try_reserve() {
+            Ok(place) => place,
+            Err(mpsc::error::TrySendError::Full(())) => {
+                return Err(AdapterError::StreamReset("the worker does not read".to_owned()));
+            }
+            // The reader is about to say how it ended.
+            Err(mpsc::error::TrySendError::Closed(())) => return Ok(()),
+        };
         self.seq += 1;
         place.send(pb::RunRequest { seq: self.seq, frame: Some(frame) });
         Ok(())
@@ -126,9 +127,6 @@ async fn follow(
     let called = timeout(shared.config.limits.call, up.client.run(ReceiverStream::new(frames))).await;
     let mut inbound = match called {
         Ok(Ok(response)) => response.into_inner(),
-        Ok(Err(status)) if status.code() == Code::ResourceExhausted => {
-            return Ended::Failed(AdapterError::Full(status.message().to_owned()));
-        }
         Ok(Err(_)) => return Ended::Broken,
         Err(_) => return Ended::Failed(AdapterError::StreamReset("no stream in time".to_owned())),
     };

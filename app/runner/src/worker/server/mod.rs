@@ -15,9 +15,9 @@ use holdfast_proto::holdfast::runner::v1 as pb;
 use holdfast_proto::holdfast::runner::v1::worker_server as generated;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
@@ -26,7 +26,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use self::hub::{Connection, Hub};
 use super::{BootId, FRAME_BYTES_MAX, convert};
-use crate::adapter::ShardInfo;
+use crate::adapter::{AdapterError, ShardInfo};
 use crate::shard::ShardHost;
 
 /// Pause after a failed accept: out of file descriptors is the usual cause, and it does not go away at once.
@@ -193,11 +193,11 @@ async fn accept(
 async fn connection(hub: Arc<Hub>, socket: TcpStream, _slot: Option<OwnedSemaphorePermit>) {
     let limits = hub.limits;
     // A client speaks first. One that never does would hold its slot for ever.
-    if !matches!(timeout(limits.first_frame, socket.readable()).await, Ok(Ok(()))) {
+    if !matches!(timeout(limits.first_frame, socket.peek(&mut [0])).await, Ok(Ok(1))) {
         return;
     }
     let streams = u32::try_from(limits.runs).unwrap_or(u32::MAX).saturating_add(8);
-    let mut http = http2::Builder::new(TokioExecutor::new());
+    let mut http = http2::Builder::new(Streams);
     http.timer(TokioTimer::new())
         .auto_date_header(false)
         .max_concurrent_streams(streams)
@@ -216,7 +216,13 @@ async fn connection(hub: Arc<Hub>, socket: TcpStream, _slot: Option<OwnedSemapho
         service_fn(move |mut request: http::Request<hyper::body::Incoming>| {
             request.extensions_mut().insert(Arc::clone(&conn));
             let mut worker = worker.clone();
-            async move { Ok::<_, Infallible>(worker.call(request).await.unwrap_or_else(|never| match never {})) }
+            // Only the stream's own task, which polls this, is under its kill.
+            async move {
+                if let Ok(kill) = KILL.try_with(Clone::clone) {
+                    request.extensions_mut().insert(kill);
+                }
+                Ok::<_, Infallible>(worker.call(request).await.unwrap_or_else(|never| match never {}))
+            }
         })
     };
     let mut serving = pin!(http.serve_connection(TokioIo::new(socket), service));
@@ -242,6 +248,37 @@ async fn connection(hub: Arc<Hub>, socket: TcpStream, _slot: Option<OwnedSemapho
     };
     if let Err(error) = ended {
         tracing::debug!(%error, "worker: a connection broke off");
+    }
+}
+
+tokio::task_local! {
+    static KILL: Kill;
+}
+
+/// Ends a stream from outside, with a reset. A body that waits for a reader who does not read cannot end itself.
+#[derive(Debug, Clone, Default)]
+struct Kill(Arc<Notify>);
+
+/// Whether a stream's last frames were taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Heard {
+    Yes,
+    No,
+}
+
+/// Runs the streams of a connection, each under its own [`Kill`].
+#[derive(Debug, Clone, Copy)]
+struct Streams;
+
+impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Streams {
+    fn execute(&self, stream: F) {
+        let kill = Kill::default();
+        tokio::spawn(KILL.scope(kill.clone(), async move {
+            tokio::select! {
+                () = stream => {}
+                () = kill.0.notified() => {}
+            }
+        }));
     }
 }
 
@@ -288,11 +325,24 @@ impl generated::Worker for Rpc {
         request: Request<Streaming<pb::RunRequest>>,
     ) -> Result<Response<Self::RunStream>, Status> {
         let conn = connection_of(&request)?;
-        let permit = Arc::clone(&self.0.runs)
-            .try_acquire_owned()
-            .map_err(|_| Status::resource_exhausted("as many sessions as this worker takes are open"))?;
+        let kill = request.extensions().get::<Kill>().cloned().unwrap_or_default();
         let (out, frames) = mpsc::channel(QUEUE);
-        tokio::spawn(run::serve(Arc::clone(&self.0), conn.enter(), permit, request.into_inner(), out));
+        match Arc::clone(&self.0.runs).try_acquire_owned() {
+            Ok(permit) => {
+                let run = run::serve(Arc::clone(&self.0), conn.enter(), permit, request.into_inner(), out);
+                tokio::spawn(async move {
+                    if run.await == Heard::No {
+                        kill.0.notify_one();
+                    }
+                });
+            }
+            Err(_) => {
+                let full = AdapterError::Full("as many sessions as this worker takes are open".to_owned());
+                let frame = pb::run_response::Frame::Failed(convert::failed_to(&full));
+                // The queue is empty.
+                let _ = out.try_send(Ok(pb::RunResponse { seq: 1, frame: Some(frame) }));
+            }
+        }
         Ok(Response::new(Box::pin(ReceiverStream::new(frames))))
     }
 }

@@ -20,6 +20,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::time::{sleep, timeout};
 use tonic::{Code, Status, Streaming};
 
+use super::Heard;
 use super::hub::{End, Entered, Hub, InFlight, OnConnection, fenced, stopping};
 use crate::adapter::{AdapterError, KvKey, Opened, ReleaseAck, StepOut, StepRef, StepState, StopAck};
 use crate::failure::Cause;
@@ -37,14 +38,14 @@ pub(super) async fn serve(
     _permit: OwnedSemaphorePermit,
     inbound: Streaming<pb::RunRequest>,
     out: Out,
-) {
-    let mut stream = Stream { hub: Arc::clone(&hub), inbound, out, given: 0, taken: 0 };
+) -> Heard {
+    let mut stream = Stream { hub: Arc::clone(&hub), inbound, out, given: 0, taken: 0, heard: Heard::Yes };
     let (key, mut entered) = match open(&hub, &conn, &mut stream).await {
         Ok(Some(opened)) => opened,
-        Ok(None) => return,
+        Ok(None) => return stream.heard,
         Err(error) => {
             stream.fail(&error).await;
-            return;
+            return stream.heard;
         }
     };
     let mut session = Session { hub, key, id: entered.id, step: None, deadline: None, released: false };
@@ -72,6 +73,7 @@ pub(super) async fn serve(
             stream.fail(&error).await;
         }
     }
+    stream.heard
 }
 
 struct Stream {
@@ -80,6 +82,7 @@ struct Stream {
     out: Out,
     given: u64,
     taken: u64,
+    heard: Heard,
 }
 
 /// The reader is gone or does not read.
@@ -109,7 +112,10 @@ impl Stream {
         let response = pb::RunResponse { seq: self.given, frame: Some(frame) };
         match timeout(self.hub.limits.slow_reader, self.out.send(Ok(response))).await {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(_)) | Err(_) => Err(Unheard),
+            Ok(Err(_)) | Err(_) => {
+                self.heard = Heard::No;
+                Err(Unheard)
+            }
         }
     }
 
