@@ -1,10 +1,16 @@
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use holdfast_runner::adapter::Sampling;
+use holdfast_runner::adapter::{
+    BoundaryAdapter, Bundle, KvKey, OpenPlan, Payload, ReleaseAck, Sampling, SessionId, StepOut, StepRef,
+    fingerprint,
+};
 use holdfast_runner::backends::candle::{
     CandleError, CandleKv, CandleModel, Gguf, GgufCodec, Synthetic, Weights, make_model,
 };
-use holdfast_runner::shard::{Input, ModelError, Output, ShardModel, pick};
+use holdfast_runner::clock::VirtualClock;
+use holdfast_runner::failure::Cause;
+use holdfast_runner::shard::{Input, LocalShard, ModelError, Output, ShardModel, ShardSettings, pick};
 use holdfast_runner::text::{ChatMessage, TextCodec, TextError, TextStream};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
@@ -441,4 +447,63 @@ fn a_shard_checks_the_position_picks_the_token_and_forgets_rows() {
     let first = CandleModel::load(&path, 0..1).unwrap();
     let out = first.forward(&mut first.new_kv(8), 0, Input::Tokens(&[1, 2]), Sampling::GREEDY).unwrap();
     assert!(matches!(out, Output::Hidden(rows) if rows.len() == 2 * 64));
+}
+
+#[test]
+fn three_shards_behind_their_adapters_give_the_tokens_and_logits_of_the_whole_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = synthetic(&folder, Synthetic { layers: 3, weights: Weights::Q8_0, ..Synthetic::default() });
+    let clock = VirtualClock::new();
+    let models = cut(&path, &[0, 1, 2, 3]);
+    let shards: Vec<_> = models
+        .into_iter()
+        .map(|model| LocalShard::new(model, ShardSettings::new("test"), Arc::new(clock.clone())))
+        .collect();
+    let key = KvKey::new(SessionId([7; 16]), 0);
+    let plan = OpenPlan { max_positions: 12, lease_ms: 10_000, sampling: Sampling::GREEDY };
+    let got = clock.run(async {
+        let mut got = Vec::new();
+        let mut input = PROMPT.to_vec();
+        for shard in &shards {
+            shard.open(key, plan).await.unwrap();
+        }
+        for step in 0..8 {
+            let position = if step == 0 { 0 } else { 4 + step };
+            let digest = shards[0].describe().model_digest;
+            let fingerprint = fingerprint(&digest, key.session, position, &input, Sampling::GREEDY);
+            let step = StepRef { step, fingerprint };
+            let mut bundle = Bundle::new(position, Payload::Tokens(input.clone()));
+            for shard in &shards {
+                let out = if step.step == 0 {
+                    shard.prefill(key, step, bundle.clone()).await.unwrap()
+                } else {
+                    shard.decode(key, step, bundle.clone()).await.unwrap()
+                };
+                match out {
+                    StepOut::Hidden(next) => bundle = next,
+                    StepOut::Token { token, logits_digest } => {
+                        got.push((token, logits_digest));
+                        input = vec![token];
+                    }
+                }
+            }
+        }
+        for shard in &shards {
+            let released = shard.release(key, Cause::Client).await.unwrap();
+            assert_eq!(released, ReleaseAck::Released { rows: 12, buffers: 0 });
+            assert!(shard.usage().keys.is_empty());
+        }
+        got
+    });
+
+    let model = whole(&path);
+    let mut kv = model.kv(12);
+    let mut logits = model.compute(&mut kv, Input::Tokens(&PROMPT)).unwrap();
+    for (token, digest) in got {
+        let bytes: Vec<u8> = logits.iter().flat_map(|value| value.to_le_bytes()).collect();
+        assert_eq!((token, digest), (argmax(&logits), Sha256::digest(bytes).into()));
+        if kv.len() < kv.capacity() {
+            logits = model.compute(&mut kv, Input::Tokens(&[token])).unwrap();
+        }
+    }
 }
