@@ -1,13 +1,17 @@
-//! Tokens per second of the candle backend beside a bare loop over `quantized_llama`, on one file, turn by turn.
+//! Time per token of the candle backend beside a bare loop over `quantized_llama`, on one file, turn by turn.
 //!
-//! `candle-bench MODEL.gguf [TOKENS [ROUNDS]]`; set `RAYON_NUM_THREADS=1`.
+//! `candle-bench MODEL.gguf [TOKENS [ROUNDS]]`; set `RAYON_NUM_THREADS=1`. Times are those of the processor, which a
+//! busy machine disturbs least.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_compat_candle::Foreign;
-use holdfast_runner::backends::candle::{CandleModel, Gguf, Rows, argmax};
+use holdfast_runner::adapter::Sampling;
+use holdfast_runner::backends::candle::{CandleModel, Gguf};
+use holdfast_runner::shard::{Input, pick};
+use rustix::time::{ClockId, clock_gettime};
 
 const PROMPT_TOKENS: usize = 64;
 
@@ -17,15 +21,16 @@ fn main() -> Result<()> {
     let tokens: usize = args.next().map_or(Ok(64), |text| text.parse())?;
     let rounds: usize = args.next().map_or(Ok(5), |text| text.parse())?;
 
-    let start = Instant::now();
+    let start = spent()?;
     let mut file = Gguf::open(&path)?;
     let layers = 0..file.shape().layers;
     let ours = CandleModel::read(&mut file, layers)?;
     let (grouped, matrices) = ours.matrices_in_groups();
-    println!("load: ours {:?}; {grouped} of {matrices} matrices take rows in groups", start.elapsed());
-    let start = Instant::now();
+    let took = spent()? - start;
+    println!("load: ours {took:?}; {grouped} of {matrices} matrices take rows in groups");
+    let start = spent()?;
     let mut theirs = Foreign::load(&path)?;
-    println!("load: quantized_llama {:?}", start.elapsed());
+    println!("load: quantized_llama {:?}", spent()? - start);
 
     let vocab = u32::try_from(ours.shape().vocab)?;
     let prompt: Vec<u32> = (0..PROMPT_TOKENS as u32).map(|i| (i * 7919 + 17) % vocab).collect();
@@ -36,8 +41,9 @@ fn main() -> Result<()> {
         let mut foreign = None;
         for turn in 0..2 {
             if (turn + round) % 2 == 0 {
-                let mut kv = ours.kv(PROMPT_TOKENS + tokens)?;
-                mine = Some(measured(&prompt, tokens, |rows| Ok(ours.forward(&mut kv, Rows::Tokens(rows))?))?);
+                let mut kv = ours.kv(PROMPT_TOKENS + tokens);
+                mine =
+                    Some(measured(&prompt, tokens, |rows| Ok(ours.compute(&mut kv, Input::Tokens(rows))?))?);
             } else {
                 theirs.clear();
                 foreign = Some(measured(&prompt, tokens, |rows| theirs.forward(rows))?);
@@ -71,16 +77,22 @@ fn measured(
     tokens: usize,
     mut forward: impl FnMut(&[u32]) -> Result<Vec<f32>>,
 ) -> Result<(Duration, Duration, Vec<u32>)> {
-    let start = Instant::now();
-    let mut next = argmax(&forward(prompt)?);
-    let prefill = start.elapsed();
+    let start = spent()?;
+    let mut next = pick(&forward(prompt)?, Sampling::GREEDY, 0)?;
+    let prefill = spent()? - start;
     let mut out = vec![next];
-    let start = Instant::now();
+    let start = spent()?;
     for _ in 0..tokens {
-        next = argmax(&forward(&[next])?);
+        next = pick(&forward(&[next])?, Sampling::GREEDY, 0)?;
         out.push(next);
     }
-    Ok((prefill, start.elapsed() / u32::try_from(tokens.max(1))?, out))
+    Ok((prefill, (spent()? - start) / u32::try_from(tokens.max(1))?, out))
+}
+
+/// Time of the processor that this process has used.
+fn spent() -> Result<Duration> {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Ok(Duration::new(u64::try_from(time.tv_sec)?, u32::try_from(time.tv_nsec)?))
 }
 
 fn median(mut values: Vec<Duration>) -> Duration {

@@ -1,8 +1,16 @@
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use holdfast_runner::backends::candle::{
-    CandleError, CandleModel, Gguf, GgufCodec, Rows, Synthetic, Weights, argmax, make_model,
+use holdfast_runner::adapter::{
+    BoundaryAdapter, Bundle, KvKey, OpenPlan, Payload, ReleaseAck, Sampling, SessionId, StepOut, StepRef,
+    fingerprint,
 };
+use holdfast_runner::backends::candle::{
+    CandleError, CandleKv, CandleModel, Gguf, GgufCodec, Synthetic, Weights, make_model,
+};
+use holdfast_runner::clock::VirtualClock;
+use holdfast_runner::failure::Cause;
+use holdfast_runner::shard::{Input, LocalShard, ModelError, Output, ShardModel, ShardSettings, pick};
 use holdfast_runner::text::{ChatMessage, TextCodec, TextError, TextStream};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
@@ -31,24 +39,28 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
+fn argmax(logits: &[f32]) -> u32 {
+    pick(logits, Sampling::GREEDY, 0).unwrap()
+}
+
 /// A shard after the other, each with KV of its own.
 struct Route<'m> {
-    shards: Vec<(&'m CandleModel, holdfast_runner::backends::candle::CandleKv)>,
+    shards: Vec<(&'m CandleModel, CandleKv)>,
 }
 
 impl<'m> Route<'m> {
     fn new(models: &'m [CandleModel], capacity: usize) -> Self {
-        Self { shards: models.iter().map(|model| (model, model.kv(capacity).unwrap())).collect() }
+        Self { shards: models.iter().map(|model| (model, model.kv(capacity))).collect() }
     }
 
     fn forward(&mut self, tokens: &[u32]) -> Vec<f32> {
         let mut out: Option<Vec<f32>> = None;
         for (model, kv) in &mut self.shards {
             let rows = match &out {
-                None => Rows::Tokens(tokens),
-                Some(hidden) => Rows::Hidden(hidden),
+                None => Input::Tokens(tokens),
+                Some(hidden) => Input::Hidden(hidden),
             };
-            out = Some(model.forward(kv, rows).unwrap());
+            out = Some(model.compute(kv, rows).unwrap());
         }
         out.unwrap()
     }
@@ -66,10 +78,10 @@ fn cut(path: &Path, at: &[usize]) -> Vec<CandleModel> {
 fn compare_with_candle(path: &Path, prompt: &[u32]) {
     let model = whole(path);
     let mut foreign = Foreign::load(path).unwrap();
-    let mut kv = model.kv(100).unwrap();
+    let mut kv = model.kv(100);
     let mut next = prompt[0];
     for position in 0..100 {
-        let ours = model.forward(&mut kv, Rows::Tokens(&[next])).unwrap();
+        let ours = model.compute(&mut kv, Input::Tokens(&[next])).unwrap();
         let theirs = foreign.forward(&[next]).unwrap();
         assert_eq!(bits(&ours), bits(&theirs), "logits after position {position} of {}", path.display());
         next = prompt.get(position + 1).copied().unwrap_or_else(|| argmax(&ours));
@@ -101,8 +113,7 @@ fn every_chunking_and_every_cut_gives_the_same_bits_and_the_same_kv() {
         let path = synthetic(&folder, Synthetic { layers: 3, weights, ..Synthetic::default() });
         same_whatever_the_cut(&path, 3, &(0..70).map(|i| i * 37 % 256).collect::<Vec<_>>(), 8);
     }
-    let path = smollm2();
-    same_whatever_the_cut(&path, 30, &(0..19).map(|i| i * 2_357 % 49_152).collect::<Vec<_>>(), 3);
+    same_whatever_the_cut(&smollm2(), 30, &(0..11).map(|i| i * 2_357 % 49_152).collect::<Vec<_>>(), 2);
 }
 
 fn same_whatever_the_cut(path: &Path, layers: usize, prompt: &[u32], tokens: usize) {
@@ -151,8 +162,8 @@ fn smollm2_says_that_the_capital_of_france_is_paris() {
     let model = CandleModel::read(&mut file, 0..30).unwrap();
 
     let said = |prompt: &str, tokens: usize| {
-        let mut kv = model.kv(256).unwrap();
-        let mut logits = model.forward(&mut kv, Rows::Tokens(&codec.encode(prompt).unwrap())).unwrap();
+        let mut kv = model.kv(256);
+        let mut logits = model.compute(&mut kv, Input::Tokens(&codec.encode(prompt).unwrap())).unwrap();
         let (mut text, mut stream, mut ids) = (String::new(), TextStream::default(), Vec::new());
         for _ in 0..tokens {
             let next = argmax(&logits);
@@ -161,14 +172,14 @@ fn smollm2_says_that_the_capital_of_france_is_paris() {
             if codec.stop_tokens().contains(&next) {
                 break;
             }
-            logits = model.forward(&mut kv, Rows::Tokens(&[next])).unwrap();
+            logits = model.compute(&mut kv, Input::Tokens(&[next])).unwrap();
         }
         assert_eq!(text.clone() + &stream.finish(), codec.decode(&ids).unwrap());
         (text, ids)
     };
     let (text, _) = said("The capital of France is", 4);
     assert!(text.starts_with(" Paris"), "{text:?}");
-    let question = [ChatMessage::new("user", "What is the capital of France?")];
+    let question = [ChatMessage::new("user", "What is the capital of France")];
     let (text, ids) = said(&codec.chat(&question).unwrap(), 32);
     assert_eq!(text, "The capital of France is Paris.");
     assert_eq!(ids.last(), Some(&2), "it ends by itself, with <|im_end|>");
@@ -221,6 +232,15 @@ fn text_of_smollm2_survives_the_way_there_and_back_and_equals_what_tokenizers_de
         let streamed: String = ids.iter().map(|id| stream.push(&codec, *id).unwrap()).collect();
         assert_eq!(streamed + &stream.finish(), text);
     }
+    // What Hugging Face's tokenizer of SmolLM2 gives, as published with other programs.
+    let question = codec.chat(&[ChatMessage::new("user", "What is the capital of France?")]).unwrap();
+    let published = [
+        1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411, 407, 19712,
+        8182, 2, 198, 1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198,
+    ];
+    assert_eq!(codec.encode(&question).unwrap(), published);
+    let published = [19556, 28, 216, 7906, 240, 178, 239, 230, 17];
+    assert_eq!(codec.encode("Hello, \u{4e16}\u{754c}!").unwrap(), published);
     // No blank is put in front, and digits stand alone: what the model was trained with.
     let ids = codec.encode("The year 2024").unwrap();
     let pieces: Vec<String> = ids.iter().map(|id| codec.decode(&[*id]).unwrap()).collect();
@@ -239,9 +259,18 @@ fn one_seed_gives_one_file_and_another_seed_another() {
     assert_ne!(digest(default), digest(Synthetic { seed: 14, ..default }));
     assert_ne!(digest(default), digest(Synthetic { weights: Weights::Q8_0, ..default }));
     // Files of other machines and versions are these.
-    assert_eq!(digest(default), "");
-    assert_eq!(digest(Synthetic { weights: Weights::Q8_0, ..default }), "");
-    assert_eq!(digest(Synthetic { weights: Weights::Q4_0, ..default }), "");
+    let of = |weights| digest(Synthetic { weights, ..default });
+    let expected = [
+        "12d07f3e3c990a771cbe1f8a7b23eb4e9fb668662c97f9d73628ed4750f66db8",
+        "3d6da5998b261145a98357123f1a65e25f865520d47159f577725cea46f78e66",
+        "11a1b3a8c5ad928a78d9f651c9619dad48c60d380995a98b2b711e2b7dd2b3ed",
+    ];
+    assert_eq!([Weights::F32, Weights::Q8_0, Weights::Q4_0].map(of), expected);
+    // The first values of the first tensor, which another program worked out from the seed.
+    let bytes = default.bytes().unwrap();
+    let values: Vec<u8> =
+        [0xbf27_3c7a_u32, 0xbe8b_7bf8, 0x3ece_4918].iter().flat_map(|v| v.to_le_bytes()).collect();
+    assert_eq!(bytes.windows(12).position(|window| window == values).map(|at| at % 32), Some(0));
     for layers in [0, 65] {
         assert_eq!(Synthetic { layers, ..default }.bytes().unwrap_err().code(), 10);
     }
@@ -262,11 +291,12 @@ fn a_synthetic_model_reads_and_writes_text_and_conversations() {
 }
 
 /// A synthetic file with one text replaced by another of its length.
-fn edited(from: &str, to: &str) -> Result<Gguf, CandleError> {
+fn edited(from: impl AsRef<[u8]>, to: impl AsRef<[u8]>) -> Result<Gguf, CandleError> {
+    let (from, to) = (from.as_ref(), to.as_ref());
     assert_eq!(from.len(), to.len());
     let mut bytes = Synthetic::default().bytes().unwrap();
-    let at = bytes.windows(from.len()).position(|window| window == from.as_bytes()).expect("the text is there");
-    bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+    let at = bytes.windows(from.len()).position(|window| *window == *from).expect("the text is there");
+    bytes[at..at + to.len()].copy_from_slice(to);
     opened(&bytes)
 }
 
@@ -286,10 +316,10 @@ fn a_file_that_is_not_wholly_understood_is_refused_by_name() {
 
     let missing = edited("blk.1.attn_k.weight", "blk.7.attn_k.weight").unwrap_err();
     assert_eq!(missing, CandleError::MissingTensor { name: "blk.1.attn_k.weight".into() });
-    let unknown = edited("output.weight", "outpux.weight");
+    let unknown = edited(b"\0\0output.weight", b"\0\0outpux.weight");
     // Without an output matrix the embedding is it, and the tensor of the strange name must not be passed over.
     assert!(matches!(unknown, Err(CandleError::Unsupported(text)) if text.contains("outpux.weight")));
-    let other = edited("llama\u{18}", "mamba\u{18}");
+    let other = edited(b"\0\0llama", b"\0\0mamba");
     assert!(matches!(other, Err(CandleError::Architecture { found }) if found == "mamba"));
     let key = edited("llama.block_count", "llama.block_couxt").unwrap_err();
     assert_eq!(key, CandleError::MissingKey { key: "llama.block_count".into() });
@@ -297,9 +327,10 @@ fn a_file_that_is_not_wholly_understood_is_refused_by_name() {
     assert!(matches!(GgufCodec::read(&text), Err(CandleError::Unsupported(text)) if text.contains("bert")));
     let pre = edited("gpt-2", "gpt-9").unwrap();
     assert!(matches!(GgufCodec::read(&pre), Err(CandleError::Unsupported(text)) if text.contains("gpt-9")));
-    let chat = GgufCodec::read(&edited("<|im_start|>' + message", "<|im_stert|>' + message").unwrap()).unwrap();
-    // The other mention is left; the form is still recognised by it.
-    assert!(chat.chat(&[ChatMessage::new("user", "x")]).is_ok());
+    let chat = GgufCodec::read(&edited("<|im_end|>", "<|im_and|>").unwrap()).unwrap();
+    let refused = chat.chat(&[ChatMessage::new("user", "x")]);
+    assert!(matches!(refused, Err(TextError::NoChat(_))), "{refused:?}");
+    assert!(chat.encode("x").is_ok(), "plain prompts work");
 }
 
 #[test]
@@ -327,8 +358,8 @@ fn a_file_cut_at_any_place_or_with_any_byte_changed_is_refused_or_works_and_neve
         let mut file = Gguf::open(&path)?;
         let _ = GgufCodec::read(&file);
         let model = CandleModel::read(&mut file, 0..1)?;
-        let mut kv = model.kv(4)?;
-        model.forward(&mut kv, Rows::Tokens(&[1, 2]))
+        let mut kv = model.kv(4);
+        model.compute(&mut kv, Input::Tokens(&[1, 2]))
     };
     assert!(read(&clean).is_ok());
     let mut state = 13_u64;
@@ -353,31 +384,126 @@ fn an_input_that_does_not_fit_is_refused_and_kv_stays_as_it_was() {
     let folder = tempfile::tempdir().unwrap();
     let path = synthetic(&folder, Synthetic::default());
     let shards = cut(&path, &[0, 1, 2]);
-    let mut first = shards[0].kv(4).unwrap();
-    let mut second = shards[1].kv(4).unwrap();
-    let hidden = shards[0].forward(&mut first, Rows::Tokens(&[1, 2])).unwrap();
+    let mut first = shards[0].kv(4);
+    let mut second = shards[1].kv(4);
+    let hidden = shards[0].compute(&mut first, Input::Tokens(&[1, 2])).unwrap();
     let before = bits(&first.values().unwrap());
     for (rows, what) in [
-        (Rows::Tokens(&[][..]), "no rows"),
-        (Rows::Tokens(&[259]), "vocabulary"),
-        (Rows::Tokens(&[1, 2, 3]), "room"),
-        (Rows::Hidden(&hidden), "first layer is here"),
+        (Input::Tokens(&[][..]), "no rows"),
+        (Input::Tokens(&[259]), "vocabulary"),
+        (Input::Tokens(&[1, 2, 3]), "room"),
+        (Input::Hidden(&hidden), "first layer is here"),
     ] {
-        let error = shards[0].forward(&mut first, rows).unwrap_err();
+        let error = shards[0].compute(&mut first, rows).unwrap_err();
         assert!(error.code() == 11 && error.to_string().contains(what), "{error}");
     }
     assert_eq!((first.len(), bits(&first.values().unwrap())), (2, before));
-    for (rows, what) in
-        [(Rows::Tokens(&[1][..]), "elsewhere"), (Rows::Hidden(&hidden[1..]), "rows of 64"), (Rows::Hidden(&[]), "no rows")]
-    {
-        let error = shards[1].forward(&mut second, rows).unwrap_err();
+    for (rows, what) in [
+        (Input::Tokens(&[1][..]), "elsewhere"),
+        (Input::Hidden(&hidden[1..]), "rows of 64"),
+        (Input::Hidden(&[]), "no rows"),
+    ] {
+        let error = shards[1].compute(&mut second, rows).unwrap_err();
         assert!(error.code() == 11 && error.to_string().contains(what), "{error}");
     }
     let infinite = vec![f32::INFINITY; 64];
-    assert_eq!(shards[1].forward(&mut second, Rows::Hidden(&infinite)).unwrap_err().code(), 12);
+    assert_eq!(shards[1].compute(&mut second, Input::Hidden(&infinite)).unwrap_err().code(), 12);
     assert!(second.is_empty());
-    assert!(shards[1].forward(&mut second, Rows::Hidden(&hidden)).is_ok());
-    assert_eq!(shards[0].kv(513).unwrap_err().code(), 11);
-    assert_eq!(CandleModel::load(&path, 1..3).unwrap_err(), CandleError::Layers { from: 1, to: 3, layers: 2 });
+    assert!(shards[1].compute(&mut second, Input::Hidden(&hidden)).is_ok());
+    assert_eq!(shards[0].kv(513).capacity(), 512);
+    assert_eq!(
+        CandleModel::load(&path, 1..3).unwrap_err(),
+        CandleError::Layers { from: 1, to: 3, layers: 2 }
+    );
     assert_eq!(CandleModel::load(&path, 1..1).unwrap_err().code(), 10);
+}
+
+#[test]
+fn a_shard_checks_the_position_picks_the_token_and_forgets_rows() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = synthetic(&folder, Synthetic::default());
+    let model = whole(&path);
+    let facts = model.facts();
+    assert_eq!((facts.layers, facts.model_layers, facts.d_model, facts.vocab), ((0, 2), 2, 64, 259));
+    assert_eq!(facts.max_positions, 512);
+    assert_eq!(facts.model_digest, <[u8; 32]>::from(Sha256::digest(std::fs::read(&path).unwrap())));
+
+    let step = |kv: &mut CandleKv, position, tokens: &[u32]| {
+        model.forward(kv, position, Input::Tokens(tokens), Sampling::GREEDY)
+    };
+    let mut kv = model.new_kv(8);
+    let Output::Token { token, logits } = step(&mut kv, 0, &[1, 2, 3]).unwrap() else {
+        panic!("the last layer is here")
+    };
+    assert_eq!(token, argmax(&logits));
+    assert!(matches!(step(&mut kv, 2, &[4]), Err(ModelError::Input(_))));
+    let after = step(&mut kv, 3, &[4]).unwrap();
+    model.truncate(&mut kv, 3);
+    assert_eq!(model.rows(&kv), 3);
+    step(&mut kv, 3, &[9]).unwrap();
+    model.truncate(&mut kv, 3);
+    assert_eq!(step(&mut kv, 3, &[4]).unwrap(), after, "rows that were forgotten leave no trace");
+
+    let first = CandleModel::load(&path, 0..1).unwrap();
+    let out = first.forward(&mut first.new_kv(8), 0, Input::Tokens(&[1, 2]), Sampling::GREEDY).unwrap();
+    assert!(matches!(out, Output::Hidden(rows) if rows.len() == 2 * 64));
+}
+
+#[test]
+fn three_shards_behind_their_adapters_give_the_tokens_and_logits_of_the_whole_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = synthetic(&folder, Synthetic { layers: 3, weights: Weights::Q8_0, ..Synthetic::default() });
+    let clock = VirtualClock::new();
+    let models = cut(&path, &[0, 1, 2, 3]);
+    let shards: Vec<_> = models
+        .into_iter()
+        .map(|model| LocalShard::new(model, ShardSettings::new("test"), Arc::new(clock.clone())))
+        .collect();
+    let key = KvKey::new(SessionId([7; 16]), 0);
+    let plan = OpenPlan { max_positions: 12, lease_ms: 10_000, sampling: Sampling::GREEDY };
+    let got = clock.run(async {
+        let mut got = Vec::new();
+        let mut input = PROMPT.to_vec();
+        for shard in &shards {
+            shard.open(key, plan).await.unwrap();
+        }
+        for step in 0..8 {
+            let position = if step == 0 { 0 } else { 4 + step };
+            let digest = shards[0].describe().model_digest;
+            let fingerprint = fingerprint(&digest, key.session, position, &input, Sampling::GREEDY);
+            let step = StepRef { step, fingerprint };
+            let mut bundle = Bundle::new(position, Payload::Tokens(input.clone()));
+            for shard in &shards {
+                let out = if step.step == 0 {
+                    shard.prefill(key, step, bundle.clone()).await.unwrap()
+                } else {
+                    shard.decode(key, step, bundle.clone()).await.unwrap()
+                };
+                match out {
+                    StepOut::Hidden(next) => bundle = next,
+                    StepOut::Token { token, logits_digest } => {
+                        got.push((token, logits_digest));
+                        input = vec![token];
+                    }
+                }
+            }
+        }
+        for shard in &shards {
+            let released = shard.release(key, Cause::Client).await.unwrap();
+            assert_eq!(released, ReleaseAck::Released { rows: 12, buffers: 0 });
+            assert!(shard.usage().keys.is_empty());
+        }
+        got
+    });
+
+    let model = whole(&path);
+    let mut kv = model.kv(12);
+    let mut logits = model.compute(&mut kv, Input::Tokens(&PROMPT)).unwrap();
+    for (token, digest) in got {
+        let bytes: Vec<u8> = logits.iter().flat_map(|value| value.to_le_bytes()).collect();
+        assert_eq!((token, digest), (argmax(&logits), Sha256::digest(bytes).into()));
+        if kv.len() < kv.capacity() {
+            logits = model.compute(&mut kv, Input::Tokens(&[token])).unwrap();
+        }
+    }
 }

@@ -65,7 +65,8 @@ impl Gguf {
     /// # Errors
     /// [`CandleError`]: nothing of a file that is not wholly understood is used.
     pub fn open(path: &Path) -> Result<Self, CandleError> {
-        let failed = |error: io::Error| CandleError::File { path: path.to_path_buf(), error: error.to_string() };
+        let failed =
+            |error: io::Error| CandleError::File { path: path.to_path_buf(), error: error.to_string() };
         let mut file = File::open(path).map_err(failed)?;
         let mut magic = [0; 4];
         let read = file.read_exact(&mut magic);
@@ -109,9 +110,8 @@ impl Gguf {
         if !content.tensor_infos.contains_key(name) {
             return Err(CandleError::MissingTensor { name: name.into() });
         }
-        let tensor = contain(|| content.tensor(reader, name, &Device::Cpu)).map_err(|error| {
-            CandleError::Corrupt(format!("{}: tensor {name}: {error}", path.display()))
-        })?;
+        let tensor = contain(|| content.tensor(reader, name, &Device::Cpu))
+            .map_err(|error| CandleError::Corrupt(format!("{}: tensor {name}: {error}", path.display())))?;
         Ok(Arc::new(tensor))
     }
 }
@@ -163,7 +163,9 @@ fn check_tensors(content: &Content, shape: &LlamaShape) -> Result<(), CandleErro
         }
         let block = info.ggml_dtype.block_size();
         if dims.last().is_some_and(|row| !row.is_multiple_of(block)) {
-            return Err(CandleError::Corrupt(format!("{name}: rows are no multiple of the block of {block}")));
+            return Err(CandleError::Corrupt(format!(
+                "{name}: rows are no multiple of the block of {block}"
+            )));
         }
         known.insert(name);
         Ok(())
@@ -214,10 +216,16 @@ fn shape(content: &Content) -> Result<LlamaShape, CandleError> {
     let max_positions = size("llama.context_length", POSITIONS_MAX)?;
     let wrong = |key: &str, text: String| CandleError::Key { key: key.into(), text };
     if !heads.is_multiple_of(kv_heads) {
-        return Err(wrong("llama.attention.head_count_kv", format!("{kv_heads} does not divide {heads} heads")));
+        return Err(wrong(
+            "llama.attention.head_count_kv",
+            format!("{kv_heads} does not divide {heads} heads"),
+        ));
     }
     if !d_model.is_multiple_of(heads) {
-        return Err(wrong("llama.attention.head_count", format!("{heads} does not divide a row of {d_model}")));
+        return Err(wrong(
+            "llama.attention.head_count",
+            format!("{heads} does not divide a row of {d_model}"),
+        ));
     }
     let head_dim = d_model / heads;
     if rotated != head_dim || !head_dim.is_multiple_of(2) {

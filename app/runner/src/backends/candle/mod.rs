@@ -18,7 +18,7 @@ mod tokenizer;
 use std::path::PathBuf;
 
 pub use gguf::{Gguf, LlamaShape};
-pub use model::{CandleKv, CandleModel, Rows, argmax};
+pub use model::{CandleKv, CandleModel};
 pub use synthetic::{Synthetic, Weights, make_model};
 pub use tokenizer::GgufCodec;
 

@@ -12,7 +12,8 @@ use candle_nn::rotary_emb::rope_i;
 
 use super::CandleError;
 use super::gguf::{EMBED, Gguf, LlamaShape, OUTPUT, OUTPUT_NORM, contain, layer_tensors};
-use crate::adapter::Digest;
+use crate::adapter::{Digest, Sampling};
+use crate::shard::{Input, ModelError, ModelFacts, Output, ShardModel, pick};
 
 /// Rows that a matrix takes at once, where that changes no bit. Exactly this many, since that is what was checked.
 const GROUP: usize = 8;
@@ -33,8 +34,8 @@ pub struct CandleModel {
 /// What one key remembers: keys and values of its positions, for each layer of the shard.
 #[derive(Debug)]
 pub struct CandleKv {
-    /// `[kv_heads, capacity, head_dim]` each; rows from `len` on mean nothing. The system gives the memory when a row
-    /// is first written.
+    /// `[kv_heads, capacity, head_dim]` each, made with the first row; rows from `len` on mean nothing. The system gives
+    /// the memory when a row is first written.
     layers: Vec<(Tensor, Tensor)>,
     len: usize,
     capacity: usize,
@@ -74,15 +75,6 @@ impl CandleKv {
         }
         Ok(out)
     }
-}
-
-/// What goes into the layers, or comes out: one row per position.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Rows<'a> {
-    /// Tokens, for the first layer.
-    Tokens(&'a [u32]),
-    /// Activations, row after row, for later ones.
-    Hidden(&'a [f32]),
 }
 
 impl CandleModel {
@@ -129,10 +121,7 @@ impl CandleModel {
                 Some(embed) if shape.tied => embed.clone(),
                 _ => file.tensor(OUTPUT)?,
             };
-            Some(Head {
-                norm: norm(file, OUTPUT_NORM)?,
-                output: contain(|| QMatMul::from_arc(output))?,
-            })
+            Some(Head { norm: norm(file, OUTPUT_NORM)?, output: contain(|| QMatMul::from_arc(output))? })
         } else {
             None
         };
@@ -166,18 +155,10 @@ impl CandleModel {
         (all.iter().filter(|matrix| matrix.in_groups).count(), all.len())
     }
 
-    /// KV for at most `capacity` positions.
-    ///
-    /// # Errors
-    /// [`CandleError::Input`] if the model has not so many positions.
-    pub fn kv(&self, capacity: usize) -> Result<CandleKv, CandleError> {
-        let LlamaShape { kv_heads, head_dim, max_positions, .. } = self.shape;
-        if capacity == 0 || capacity > max_positions {
-            return Err(CandleError::Input(format!("{capacity} positions: the model has 1 to {max_positions}")));
-        }
-        let side = || Tensor::zeros((kv_heads, capacity, head_dim), DType::F32, &Device::Cpu);
-        let layers = contain(|| self.blocks.iter().map(|_| Ok((side()?, side()?))).collect::<Candle<Vec<_>>>())?;
-        Ok(CandleKv { layers, len: 0, capacity })
+    /// KV for at most `capacity` positions, or as many as the model has.
+    #[must_use]
+    pub fn kv(&self, capacity: usize) -> CandleKv {
+        CandleKv { layers: Vec::new(), len: 0, capacity: capacity.min(self.shape.max_positions) }
     }
 
     /// Runs the layers over rows that follow those of `kv`. Gives the activations after the last layer of the shard,
@@ -186,39 +167,46 @@ impl CandleModel {
     ///
     /// # Errors
     /// [`CandleError::Input`], [`CandleError::Backend`].
-    pub fn forward(&self, kv: &mut CandleKv, rows: Rows<'_>) -> Result<Vec<f32>, CandleError> {
+    pub fn compute(&self, kv: &mut CandleKv, rows: Input<'_>) -> Result<Vec<f32>, CandleError> {
         let (d_model, vocab) = (self.shape.d_model, self.shape.vocab);
         let refuse = |text: String| Err(CandleError::Input(text));
         let count = match (rows, &self.embed) {
-            (Rows::Tokens(tokens), Some(_)) => {
+            (Input::Tokens(tokens), Some(_)) => {
                 if let Some(token) = tokens.iter().find(|token| **token as usize >= vocab) {
                     return refuse(format!("token {token} is not in the vocabulary of {vocab}"));
                 }
                 tokens.len()
             }
-            (Rows::Hidden(values), None) => {
+            (Input::Hidden(values), None) => {
                 if !values.len().is_multiple_of(d_model) {
                     return refuse(format!("{} values are no rows of {d_model}", values.len()));
                 }
                 values.len() / d_model
             }
-            (Rows::Tokens(_), None) => return refuse("tokens, but the first layer is elsewhere".into()),
-            (Rows::Hidden(_), Some(_)) => return refuse("activations, but the first layer is here".into()),
+            (Input::Tokens(_), None) => return refuse("tokens, but the first layer is elsewhere".into()),
+            (Input::Hidden(_), Some(_)) => return refuse("activations, but the first layer is here".into()),
         };
         if count == 0 {
             return refuse("no rows".into());
         }
-        if kv.layers.len() != self.blocks.len() {
+        if ![0, self.blocks.len()].contains(&kv.layers.len()) {
             return refuse("KV of other layers".into());
         }
         if count > kv.capacity.saturating_sub(kv.len) {
             return refuse(format!("{count} rows after {}: there is room for {}", kv.len, kv.capacity));
         }
         let out = contain(|| {
+            if kv.layers.is_empty() {
+                let LlamaShape { kv_heads, head_dim, .. } = self.shape;
+                let side = || Tensor::zeros((kv_heads, kv.capacity, head_dim), DType::F32, &Device::Cpu);
+                kv.layers = self.blocks.iter().map(|_| Ok((side()?, side()?))).collect::<Candle<Vec<_>>>()?;
+            }
             let mut x = match (rows, &self.embed) {
-                (Rows::Tokens(tokens), Some(embed)) => embed.embedding(&Tensor::new(tokens, &Device::Cpu)?)?,
-                (Rows::Hidden(values), _) => Tensor::from_slice(values, (count, d_model), &Device::Cpu)?,
-                (Rows::Tokens(_), None) => candle_core::bail!("no embedding here"),
+                (Input::Tokens(tokens), Some(embed)) => {
+                    embed.embedding(&Tensor::new(tokens, &Device::Cpu)?)?
+                }
+                (Input::Hidden(values), _) => Tensor::from_slice(values, (count, d_model), &Device::Cpu)?,
+                (Input::Tokens(_), None) => candle_core::bail!("no embedding here"),
             };
             for (block, (keys, values)) in self.blocks.iter().zip(&kv.layers) {
                 x = self.block(block, keys, values, kv.len, &x)?;
@@ -236,7 +224,14 @@ impl CandleModel {
         Ok(out)
     }
 
-    fn block(&self, block: &Block, keys: &Tensor, values: &Tensor, from: usize, x: &Tensor) -> Candle<Tensor> {
+    fn block(
+        &self,
+        block: &Block,
+        keys: &Tensor,
+        values: &Tensor,
+        from: usize,
+        x: &Tensor,
+    ) -> Candle<Tensor> {
         let normed = rms_norm(x, &block.attn_norm, self.shape.norm_eps)?;
         let (q, k, v) = (block.wq.apply(&normed)?, block.wk.apply(&normed)?, block.wv.apply(&normed)?);
         // A row sees the rows before it and itself; row by row, so that the sums have the same terms in any chunk.
@@ -284,16 +279,60 @@ impl CandleModel {
     }
 }
 
-/// The greatest logit's token, the lowest of equals.
-#[must_use]
-pub fn argmax(logits: &[f32]) -> u32 {
-    let mut best = 0;
-    for (token, logit) in logits.iter().enumerate() {
-        if *logit > logits[best] {
-            best = token;
+impl ShardModel for CandleModel {
+    type Kv = CandleKv;
+
+    fn facts(&self) -> ModelFacts {
+        // The sizes of a shape are checked when the file is opened, and far below.
+        let u32_of = |size: usize| u32::try_from(size).unwrap_or(u32::MAX);
+        ModelFacts {
+            layers: (u32_of(self.layers.start), u32_of(self.layers.end)),
+            model_layers: u32_of(self.shape.layers),
+            model_digest: self.digest,
+            d_model: u32_of(self.shape.d_model),
+            vocab: u32_of(self.shape.vocab),
+            max_positions: u32_of(self.shape.max_positions),
         }
     }
-    u32::try_from(best).unwrap_or(u32::MAX)
+
+    fn new_kv(&self, max_positions: u32) -> CandleKv {
+        self.kv(max_positions as usize)
+    }
+
+    fn rows(&self, kv: &CandleKv) -> u32 {
+        u32::try_from(kv.len).unwrap_or(u32::MAX)
+    }
+
+    fn truncate(&self, kv: &mut CandleKv, rows: u32) {
+        kv.len = kv.len.min(rows as usize);
+    }
+
+    fn forward(
+        &self,
+        kv: &mut CandleKv,
+        position: u32,
+        input: Input<'_>,
+        sampling: Sampling,
+    ) -> Result<Output, ModelError> {
+        let before = self.rows(kv);
+        if position != before {
+            return Err(ModelError::Input(format!("position {position}, but {before} rows are held")));
+        }
+        let out = self.compute(kv, input).map_err(|error| match error {
+            CandleError::Input(text) => ModelError::Input(text),
+            other => ModelError::Compute(other.to_string()),
+        })?;
+        if self.head.is_none() {
+            return Ok(Output::Hidden(out));
+        }
+        match pick(&out, sampling, self.rows(kv)) {
+            Ok(token) => Ok(Output::Token { token, logits: out }),
+            Err(error) => {
+                self.truncate(kv, before);
+                Err(error)
+            }
+        }
+    }
 }
 
 #[derive(Debug)]
