@@ -1,3 +1,4 @@
 //! What computes.
 
+pub mod openai_http;
 pub mod reference;
