@@ -604,13 +604,14 @@ impl Site {
             let Some(frame) = frame else { break };
             let Ok(data) = frame.map_err(broken)?.into_data() else { continue };
             let fed = decoder.feed(&data, &mut events);
-            for event in events.drain(..) {
-                if let Event::End(counts) = &event {
-                    let _ = line.counts.set(*counts);
-                    if decoder.is_full() {
-                        continue;
-                    }
+            // The counts are there before the last piece is: whoever has that may ask for them.
+            if let Some(Event::End(counts)) = events.back() {
+                let _ = line.counts.set(*counts);
+                if decoder.is_full() {
+                    events.pop_back();
                 }
+            }
+            for event in events.drain(..) {
                 line.queued.fetch_add(1, Ordering::AcqRel);
                 if send.send(Ok(event)).await.is_err() {
                     return Err(AdapterError::StreamReset("the key is gone".into()));
