@@ -13,6 +13,7 @@
 //! | [`ledger`] | the durable work ledger |
 //! | [`kv`], [`shard`] | a shard in this process |
 //! | [`backends`] | what computes |
+//! | [`text`] | text to tokens and back |
 //! | [`worker`] | a shard in another process |
 //! | [`fault`], [`matrix`] | faults on purpose, and the failure matrix |
 
@@ -32,9 +33,11 @@ pub mod runner;
 pub mod scheduler;
 pub mod session;
 pub mod shard;
+pub mod text;
 pub mod worker;
 
 pub use adapter::{AdapterError, BoundaryAdapter, Bundle, KvKey, Payload, SessionId, StepOut, StepRef};
 pub use clock::{Clock, SystemClock, VirtualClock};
 pub use failure::{Cause, FailureKind, WorkStatus, classify, work_status_for};
 pub use record::{KvOutcome, WorkRecord};
+pub use text::{ByteCodec, ChatMessage, TextCodec, TextError, TextStream};

@@ -59,7 +59,8 @@ use crate::adapter::{
 };
 use crate::clock::Clock;
 use crate::failure::Cause;
-use crate::kv::{Begin, HotKvStateManager, KvLimits};
+use crate::kv::{Begin, HotKvStateManager, KvLimits, StaleCoordinator};
+use crate::shard::{ShardCounters, ShardHost};
 
 /// Pieces that wait for their step; the connection is not read beyond them.
 const QUEUE_MAX: usize = 16;
@@ -137,6 +138,7 @@ pub struct OpenAiHttpAdapter {
     site: Arc<Site>,
     kv: Mutex<HotKvStateManager<Kv>>,
     info: ShardInfo,
+    steps_done: AtomicU64,
     prober: JoinHandle<()>,
 }
 
@@ -253,7 +255,13 @@ impl OpenAiHttpAdapter {
             runtime: runtime.clone(),
         });
         let prober = runtime.spawn(site.clone().probe());
-        Ok(Self { site, kv: Mutex::new(HotKvStateManager::new(limits)), info, prober })
+        Ok(Self {
+            site,
+            kv: Mutex::new(HotKvStateManager::new(limits)),
+            info,
+            steps_done: AtomicU64::new(0),
+            prober,
+        })
     }
 
     /// Nothing is opened any more, as requests that were closed still run at the upstream.
@@ -362,6 +370,7 @@ impl OpenAiHttpAdapter {
         stream.last = Some(token);
         let kv = running.kv.take().expect("taken only here");
         lock(&self.kv).finish(key, kv, &out, self.site.clock.now_ms())?;
+        self.steps_done.fetch_add(1, Ordering::Relaxed);
         Ok(out)
     }
 
@@ -737,19 +746,8 @@ impl BoundaryAdapter for OpenAiHttpAdapter {
     }
 
     fn beat(&self, keys: &[KvKey]) {
-        let now_ms = self.site.clock.now_ms();
-        let mut kv = lock(&self.kv);
-        kv.renew(keys, now_ms);
-        // A step that runs holds its key until it ends, so it is ended.
-        let over: Vec<KvKey> = kv
-            .usage(now_ms)
-            .keys
-            .iter()
-            .filter(|usage| usage.lease_left_ms == 0)
-            .map(|usage| usage.key)
-            .collect();
-        drop(kv);
-        over.into_iter().filter_map(|key| self.site.line(key)).for_each(|line| line.cut());
+        lock(&self.kv).renew(keys, self.site.clock.now_ms());
+        self.cut_expired();
     }
 
     fn last_beat_ms(&self) -> Option<u64> {
@@ -770,6 +768,34 @@ impl BoundaryAdapter for OpenAiHttpAdapter {
             keys.entry(line.key).or_insert(none).buffers += line.queued.load(Ordering::Acquire);
         }
         Usage { keys: keys.into_values().collect() }
+    }
+}
+
+impl ShardHost for OpenAiHttpAdapter {
+    fn hello(&self, generation: u64) -> Result<(), StaleCoordinator> {
+        let mut kv = lock(&self.kv);
+        let before = kv.generation();
+        kv.hello(generation, self.site.clock.now_ms())?;
+        drop(kv);
+        if generation > before {
+            // What is left of the lower generations are steps that run.
+            lock(&self.site.lines).values().for_each(|line| line.cut());
+        }
+        Ok(())
+    }
+
+    fn reap(&self) {
+        lock(&self.kv).reap(self.site.clock.now_ms());
+        self.cut_expired();
+    }
+
+    fn counters(&self) -> ShardCounters {
+        let kv = lock(&self.kv);
+        ShardCounters {
+            steps_done: self.steps_done.load(Ordering::Relaxed),
+            busy: kv.busy(),
+            free_rows: kv.free_rows(),
+        }
     }
 }
 

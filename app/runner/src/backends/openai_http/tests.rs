@@ -8,6 +8,7 @@ use super::upstream::{Fault, FaultPlan, LoadStyle, Phase, Upstream, piece, serve
 use super::*;
 use crate::adapter::{SessionId, fingerprint};
 use crate::clock::{SystemClock, VirtualClock};
+use crate::text::{TextCodec, TextError};
 
 const PROMPT: &str = "Où est la bibliothèque?";
 
@@ -67,7 +68,7 @@ impl Rig {
     }
 
     async fn prefill(&self, key: KvKey) -> Result<u32, AdapterError> {
-        let (step, bundle) = self.step(key, 0, &self.pieces.encode(PROMPT));
+        let (step, bundle) = self.step(key, 0, &self.pieces.encode(PROMPT).unwrap());
         token(self.adapter.prefill(key, step, bundle).await?)
     }
 
@@ -97,12 +98,17 @@ impl Rig {
     }
 
     fn text(&self, tokens: &[u32]) -> String {
-        let bytes = tokens.iter().flat_map(|id| self.pieces.token_bytes(*id).expect("a known piece"));
-        String::from_utf8(bytes.collect()).unwrap()
+        self.pieces.decode(tokens).unwrap()
     }
 
     fn free_slots(&self) -> usize {
         self.adapter.site.slots.available_permits()
+    }
+
+    async fn assert_idle_soon(&self, slots: u32, what: &str) {
+        eventually(what, || self.free_slots() == slots as usize && self.adapter.usage().keys.is_empty())
+            .await;
+        self.assert_idle(slots, what).await;
     }
 
     /// Nothing is held here, nothing runs and nobody is connected there.
@@ -170,7 +176,7 @@ async fn the_text_is_the_upstreams_and_so_are_the_counts() {
         assert_eq!(body, expected);
         let usage = rig.adapter.usage();
         assert_eq!((usage.rows(), usage.reserved(), usage.buffers()), (25 + 7, 25 + 8, 0));
-        // Past the plan there is no row, and an ended answer gives no more anyway.
+        // An answer of full length has ended.
         assert_eq!(name(&rig.decode(key(1, 0), 8, tokens[7]).await.unwrap_err()), "stream-reset");
         assert_eq!(rig.release(key(1, 0)).await, Ok(ReleaseAck::Released { rows: 32, buffers: 0 }));
         assert_eq!(rig.release(key(1, 0)).await, Ok(ReleaseAck::WasAbsent));
@@ -348,7 +354,7 @@ async fn a_stalled_read_blocks_nobody_and_ends_with_a_stop() {
         })
         .0;
         assert_eq!(name(&error.unwrap()), "stream-reset", "{what}");
-        assert!(tokens.len() <= 3 && pieces.token_bytes(END_TOKEN).is_some());
+        assert!(tokens.len() <= 3 && pieces.decode(&tokens).is_ok());
         within(&what, 1_000, rig.release(stalled)).await.unwrap();
         rig.assert_idle(2, &what).await;
     }
@@ -554,8 +560,35 @@ async fn a_lease_that_ends_closes_the_stream_also_in_the_middle_of_a_step() {
     });
     assert_eq!(name(&result.unwrap_err()), "stream-reset");
     assert_eq!(rig.decode(key(2, 0), 1, first).await, Err(AdapterError::LeaseExpired));
-    eventually("both slots are free", || rig.free_slots() == 2).await;
-    rig.assert_idle(2, "leases").await;
+    rig.assert_idle_soon(2, "leases").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_higher_generation_closes_every_stream_also_in_the_middle_of_a_step() {
+    let rig = rig_with(LoadStyle::Vllm, 2, |config| config.silence_ms = 60_000).await;
+    rig.upstream.set_fault(Some(FaultPlan::always(Fault::Silence, Phase::Tokens(1))));
+    for session in 1..=2 {
+        rig.adapter.open(key(session, 0), plan(8)).await.unwrap();
+    }
+    let first = rig.prefill(key(1, 0)).await.unwrap();
+    rig.prefill(key(2, 0)).await.unwrap();
+    rig.adapter.hello(1).unwrap();
+    let (result, ()) = tokio::join!(rig.decode(key(1, 0), 1, first), async {});
+    assert_eq!(name(&result.unwrap_err()), "miss");
+    rig.assert_idle_soon(2, "generation 1").await;
+    rig.adapter.open(key(3, 0), plan(8)).await.unwrap();
+    let first = rig.prefill(key(3, 0)).await.unwrap();
+    let (result, ()) = tokio::join!(rig.decode(key(3, 0), 1, first), async {
+        sleep(Duration::from_millis(20)).await;
+        assert_eq!(
+            rig.adapter.counters(),
+            ShardCounters { steps_done: 3, busy: vec![key(3, 0)], free_rows: 1024 - 33 }
+        );
+        rig.adapter.hello(2).unwrap();
+    });
+    assert_eq!(name(&result.unwrap_err()), "stream-reset");
+    rig.assert_idle_soon(2, "generation 2").await;
+    assert_eq!(rig.adapter.hello(1), Err(StaleCoordinator { have: 2 }));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -604,21 +637,22 @@ async fn an_upstream_beats_by_its_load_and_one_that_shows_none_is_refused() {
 #[test]
 fn a_piece_keeps_its_id_and_the_table_its_bound() {
     let table = PieceTable::new();
+    let unknown = |token| Err(TextError::UnknownToken { token, vocab: u32::MAX });
     let the = table.intern(" the").unwrap();
     assert_eq!((the, table.intern(" of"), table.intern(" the")), (257, Some(258), Some(257)));
     assert_eq!(table.token_bytes(257).unwrap(), b" the");
     assert_eq!(table.token_bytes(0xc3).unwrap(), [0xc3]);
     assert_eq!(table.token_bytes(END_TOKEN).unwrap(), b"");
-    assert_eq!(table.token_bytes(259), None);
+    assert_eq!(table.token_bytes(259), unknown(259));
     // 256 pieces of 64 KiB are 16 MiB: with those two there is no room for the last of them.
     for n in 0..256_u32 {
         table.intern(&format!("{}{n:06}", "x".repeat(65_530))).unwrap();
         table.intern(" the").unwrap();
     }
     assert_eq!(table.token_bytes(257).unwrap(), b" the", "used all the time");
-    assert_eq!(table.token_bytes(258), None, "unused for longest");
-    assert_eq!(table.token_bytes(259), None);
-    assert!(table.token_bytes(260).is_some());
+    assert_eq!(table.token_bytes(258), unknown(258), "unused for longest");
+    assert_eq!(table.token_bytes(259), unknown(259));
+    assert!(table.token_bytes(260).is_ok());
     assert_eq!(table.intern(" of"), Some(257 + 2 + 256), "never an old id");
 }
 

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::text::{ChatMessage, TextCodec, TextError, check_len};
+
 /// The upstream's answer is whole: the token after its last piece. It has no text; a request names it as a stop token.
 pub const END_TOKEN: u32 = 256;
 
@@ -45,28 +47,6 @@ impl PieceTable {
         Self::default()
     }
 
-    /// Ids of a prompt: its bytes.
-    #[must_use]
-    pub fn encode(&self, text: &str) -> Vec<u32> {
-        text.bytes().map(u32::from).collect()
-    }
-
-    /// Bytes of an id, none for [`END_TOKEN`]; `None` for an id that is not known (any more).
-    #[must_use]
-    pub fn token_bytes(&self, id: u32) -> Option<Vec<u8>> {
-        match u8::try_from(id) {
-            Ok(byte) => Some(vec![byte]),
-            Err(_) if id == END_TOKEN => Some(Vec::new()),
-            Err(_) => self.lock().pieces.get(&id).map(|(text, _)| text.as_bytes().to_vec()),
-        }
-    }
-
-    /// Ids that end an answer.
-    #[must_use]
-    pub fn stop_tokens(&self) -> &[u32] {
-        &[END_TOKEN]
-    }
-
     /// Id of a piece, new if need be; `None` once all ids were given out.
     pub(super) fn intern(&self, text: &str) -> Option<u32> {
         let mut inner = self.lock();
@@ -97,5 +77,33 @@ impl PieceTable {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl TextCodec for PieceTable {
+    fn encode(&self, text: &str) -> Result<Vec<u32>, TextError> {
+        check_len(text)?;
+        Ok(text.bytes().map(u32::from).collect())
+    }
+
+    /// An id that is not known (any more) is [`TextError::UnknownToken`].
+    fn token_bytes(&self, token: u32) -> Result<Vec<u8>, TextError> {
+        match u8::try_from(token) {
+            Ok(byte) => Ok(vec![byte]),
+            Err(_) if token == END_TOKEN => Ok(Vec::new()),
+            Err(_) => match self.lock().pieces.get(&token) {
+                Some((text, _)) => Ok(text.as_bytes().to_vec()),
+                None => Err(TextError::UnknownToken { token, vocab: u32::MAX }),
+            },
+        }
+    }
+
+    fn stop_tokens(&self) -> &[u32] {
+        &[END_TOKEN]
+    }
+
+    /// The template is the upstream's and does not show in completions.
+    fn chat(&self, _: &[ChatMessage]) -> Result<String, TextError> {
+        Err(TextError::NoChat("an upstream's template is not known here".into()))
     }
 }
