@@ -24,8 +24,13 @@
 //! vLLM's gauges stand still once everything was aborted, so one request of one token sets them going again. What is
 //! not gone after 10 s is leaked: its slot is lost and nothing is opened until the load shows that it did end.
 //!
-//! **Liveness.** The load is asked for each second, and an answer is a beat of the process. Progress is another matter
-//! and judged by the deadlines of first token and inter-token time. Every wait here has an end of its own as well.
+//! **Failover** compares pieces: adapters of one model share a table, so that equal pieces are equal tokens. An upstream
+//! that puts several tokens into one chunk may cut the same text differently the next time; that attempt then ends as a
+//! mismatch and is not billed.
+//!
+//! **Liveness.** The load is asked for each second, and an answer is a beat of the process, as is a part of a stream.
+//! Progress is another matter and judged by the deadlines of first token and inter-token time. Every wait here has an
+//! end of its own as well.
 //!
 //! Plain HTTP only: the workspace has no TLS. An upstream on another machine needs a TLS proxy in front of this node.
 
@@ -327,6 +332,13 @@ impl OpenAiHttpAdapter {
         }
     }
 
+    /// A step that runs holds its key until it ends; where the lease is over it is ended.
+    fn cut_expired(&self) {
+        let usage = lock(&self.kv).usage(self.site.clock.now_ms());
+        let over = usage.keys.iter().filter(|usage| usage.lease_left_ms == 0);
+        over.filter_map(|usage| self.site.line(usage.key)).for_each(|line| line.cut());
+    }
+
     async fn step(
         &self,
         key: KvKey,
@@ -611,6 +623,7 @@ impl Site {
         while !decoder.is_done() {
             let frame = timeout(self.client.silence(), body.frame()).await.map_err(|_| silent())?;
             let Some(frame) = frame else { break };
+            self.beat();
             let Ok(data) = frame.map_err(broken)?.into_data() else { continue };
             let fed = decoder.feed(&data, &mut events);
             // The counts are there before the last piece is: whoever has that may ask for them.
@@ -657,6 +670,10 @@ impl Site {
         false
     }
 
+    fn beat(&self) {
+        self.last_beat_ms.store(self.clock.now_ms(), Ordering::Release);
+    }
+
     fn open_requests(&self) -> u64 {
         let open = lock(&self.lines)
             .values()
@@ -672,7 +689,7 @@ impl Site {
             let leaked = self.leaked.load(Ordering::Acquire);
             let load = match self.client.load().await {
                 Ok(load) => {
-                    self.last_beat_ms.store(self.clock.now_ms(), Ordering::Release);
+                    self.beat();
                     load
                 }
                 Err(AdapterError::WorkerDeath(_)) => 0,

@@ -193,8 +193,8 @@ impl Decoder {
         if self.chunks > IDLE_CHUNKS + 2 * u64::from(self.max_tokens) {
             return Err("more chunks than the answer can need".into());
         }
-        let chunk: Chunk =
-            serde_json::from_slice(data).map_err(|error| format!("a chunk is no JSON: {error}"))?;
+        let chunk: Chunk = serde_json::from_slice(data)
+            .map_err(|error| format!("a chunk is no JSON: {}", excerpt(error.to_string().as_bytes())))?;
         if let Some(error) = chunk.error {
             return Err(format!("the upstream failed: {}", excerpt(error.to_string().as_bytes())));
         }

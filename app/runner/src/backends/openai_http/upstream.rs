@@ -52,6 +52,8 @@ pub enum Fault {
     GarbageJson,
     /// A chunk with an error in it.
     ErrorChunk,
+    /// Headers for 1 MiB; before the head only.
+    OversizeHead,
     /// A line that does not end for 2 MiB.
     OversizeLine,
     /// Comments for ever.
@@ -123,6 +125,7 @@ impl FromStr for FaultPlan {
             ["garbage-bytes"] => Fault::GarbageBytes,
             ["garbage-json"] => Fault::GarbageJson,
             ["error-chunk"] => Fault::ErrorChunk,
+            ["oversize-head"] => Fault::OversizeHead,
             ["oversize-line"] => Fault::OversizeLine,
             ["endless-comments"] => Fault::EndlessComments,
             ["endless-tokens"] => Fault::EndlessTokens,
@@ -542,6 +545,13 @@ impl Answer<'_> {
             }
             Fault::ErrorChunk => {
                 self.event("{\"error\": {\"message\": \"out of memory\", \"code\": 500}}").await?;
+                self.wait(Duration::from_secs(3600)).await?;
+            }
+            Fault::OversizeHead => {
+                self.stream.write_all(b"HTTP/1.1 200 OK\r\nx-pad: ").await?;
+                for _ in 0..16 {
+                    self.stream.write_all(&[b'x'; 64 << 10]).await?;
+                }
                 self.wait(Duration::from_secs(3600)).await?;
             }
             Fault::OversizeLine => {
