@@ -274,8 +274,7 @@ pub struct ShardInfo {
     pub max_positions: u32,
     /// KV rows it can hold in all.
     pub capacity: u32,
-    /// Most rows of one prefill step: at most [`CHUNK_MAX`], or `max_positions` for a shard that must see a prompt
-    /// whole. Such a shard takes exactly one prefill step.
+    /// Most rows of one prefill step, at most [`CHUNK_MAX`].
     pub chunk_max: u32,
 }
 

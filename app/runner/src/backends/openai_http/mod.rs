@@ -4,7 +4,7 @@
 //! | call | at the upstream |
 //! |---|---|
 //! | `open` | one of the upstream's slots is taken; none free, or draining: [`AdapterError::Full`] |
-//! | `prefill` | `POST /v1/completions` with the whole prompt, streamed; gives the first piece of text |
+//! | `prefill` | kept until the prompt is whole; then `POST /v1/completions`, streamed, gives the first piece of text |
 //! | `decode` | the next piece |
 //! | `stop` | the connection is closed |
 //! | `release` | the same, then the upstream's load is asked for until the request is gone from it |
@@ -15,8 +15,8 @@
 //! What is billed are the [`Counts`] of the upstream's `usage`, never more than was asked for; a usage below the
 //! number of chunks ends the stream, for then chunks came twice. The digest of a token's logits is that of its text.
 //!
-//! **A prompt is one prefill step**, as the request needs it whole: [`ShardInfo::chunk_max`] is the context length.
-//! `max_tokens` is what the plan leaves after the prompt: `max_positions` = prompt + new tokens.
+//! **A prompt** is the bytes of its text and [`PROMPT_END_TOKEN`] ([`PieceTable`] puts it there), in chunks as for any
+//! shard. `max_tokens` is what the plan leaves after the prompt: `max_positions` = prompt + new tokens.
 //!
 //! **Slots.** An upstream belongs to one adapter alone, since its load must be ours: the sum of the gauges for running
 //! and waiting requests at `GET /metrics` (vLLM, SGLang, llama.cpp with `--metrics`), else the busy slots at `GET
@@ -57,10 +57,10 @@ use tokio::time::{Instant, sleep, timeout};
 use self::client::{Client, Posted, broken, silent};
 use self::sse::{Decoder, Event};
 pub use self::sse::{LINE_MAX, PIECE_MAX, TEXT_MAX};
-pub use self::text::{END_TOKEN, PieceTable};
+pub use self::text::{END_TOKEN, PROMPT_END_TOKEN, PieceTable};
 use crate::adapter::{
-    AdapterError, AdapterFuture, BoundaryAdapter, Bundle, Counts, Digest, KeyUsage, KvKey, OpenPlan, Opened,
-    Payload, ReleaseAck, Sampling, ShardInfo, StepOut, StepRef, StepState, StopAck, Usage,
+    AdapterError, AdapterFuture, BoundaryAdapter, Bundle, CHUNK_MAX, Counts, Digest, KeyUsage, KvKey,
+    OpenPlan, Opened, Payload, ReleaseAck, Sampling, ShardInfo, StepOut, StepRef, StepState, StopAck, Usage,
 };
 use crate::clock::Clock;
 use crate::failure::Cause;
@@ -87,7 +87,7 @@ pub struct OpenAiHttpConfig {
     pub api_key: Option<String>,
     /// Requests the upstream may have at a time.
     pub slots: u32,
-    /// Context length, tokens; prompts are measured in bytes, which are more.
+    /// Context length, tokens; prompts are measured in bytes, which are hardly ever fewer.
     pub max_positions: u32,
     /// Longest wait for a connection, milliseconds.
     pub connect_ms: u64,
@@ -182,6 +182,8 @@ struct Kv {
     site: Arc<Site>,
     line: Arc<Line>,
     slot: Option<OwnedSemaphorePermit>,
+    /// What came of the prompt before its last chunk.
+    prompt: Vec<u8>,
     stream: Option<Stream>,
 }
 
@@ -243,7 +245,7 @@ impl OpenAiHttpAdapter {
             vocab: u32::MAX,
             max_positions: config.max_positions,
             capacity: config.slots.saturating_mul(config.max_positions),
-            chunk_max: config.max_positions,
+            chunk_max: CHUNK_MAX,
         };
         let limits =
             KvLimits { capacity: info.capacity, max_positions: info.max_positions, fences: FENCES_MAX };
@@ -356,14 +358,22 @@ impl OpenAiHttpAdapter {
         let mut running = Running { adapter: self, key, kv: Some(kv) };
         let kv = running.kv.as_mut().expect("set one line above");
         if kind == Kind::Prefill && kv.stream.is_none() {
-            kv.stream = Some(kv.site.post(&kv.line, &input, step.fingerprint, plan)?);
+            let (part, whole) = prompt_part(&input)?;
+            if !whole {
+                kv.prompt.extend(part);
+                // Nobody asks for the token of a chunk that is not the last.
+                return self.finish(running, PROMPT_END_TOKEN, Sha256::digest(b"").into());
+            }
+            let rows = bundle.position.saturating_add(rows);
+            let text = [kv.prompt.as_slice(), &part].concat();
+            kv.stream = Some(kv.site.post(&kv.line, text, rows, step.fingerprint, plan)?);
         }
         let Some(stream) = &mut kv.stream else {
-            return Err(AdapterError::CacheMiss("no prompt was sent".into()));
+            return Err(AdapterError::MalformedBundle("the prompt has no end".into()));
         };
         match kind {
             Kind::Prefill if stream.last.is_some() => {
-                return Err(AdapterError::MalformedBundle("a prompt comes in one piece".into()));
+                return Err(AdapterError::MalformedBundle("the prompt has ended".into()));
             }
             // The same prefill may come again after its first future was dropped.
             Kind::Prefill if stream.prompt != step.fingerprint => {
@@ -375,13 +385,22 @@ impl OpenAiHttpAdapter {
             _ => {}
         }
         let (token, digest) = stream.next(&kv.site.pieces, &kv.line).await?;
-        let out = StepOut::Token { token, logits_digest: digest };
         if kv.line.cut.load(Ordering::Acquire) {
             return Err(AdapterError::StreamReset("stopped".into()));
         }
         stream.last = Some(token);
-        let kv = running.kv.take().expect("taken only here");
-        lock(&self.kv).finish(key, kv, &out, self.site.clock.now_ms())?;
+        self.finish(running, token, digest)
+    }
+
+    fn finish(
+        &self,
+        mut running: Running<'_>,
+        token: u32,
+        logits_digest: Digest,
+    ) -> Result<StepOut, AdapterError> {
+        let out = StepOut::Token { token, logits_digest };
+        let kv = running.kv.take().expect("a running step has it until here");
+        lock(&self.kv).finish(running.key, kv, &out, self.site.clock.now_ms())?;
         self.steps_done.fetch_add(1, Ordering::Relaxed);
         Ok(out)
     }
@@ -475,7 +494,7 @@ impl Kv {
             closed: watch::Sender::new(None),
         });
         lock(&site.lines).insert(key, line.clone());
-        Self { site: site.clone(), line, slot, stream: None }
+        Self { site: site.clone(), line, slot, prompt: Vec::new(), stream: None }
     }
 }
 
@@ -534,18 +553,17 @@ impl Site {
     fn post(
         self: &Arc<Self>,
         line: &Arc<Line>,
-        prompt: &[u32],
+        prompt: Vec<u8>,
+        rows: u32,
         fingerprint: Digest,
         plan: OpenPlan,
     ) -> Result<Stream, AdapterError> {
-        let rows = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
         let max_tokens = plan.max_positions.saturating_sub(rows);
         if max_tokens == 0 {
             return Err(AdapterError::MalformedBundle("the plan leaves no token for an answer".into()));
         }
-        let bytes: Option<Vec<u8>> = prompt.iter().map(|id| u8::try_from(*id).ok()).collect();
-        let Some(text) = bytes.and_then(|bytes| String::from_utf8(bytes).ok()) else {
-            return Err(AdapterError::MalformedBundle("a prompt is the bytes of a text in UTF-8".into()));
+        let Ok(text) = String::from_utf8(prompt) else {
+            return Err(AdapterError::MalformedBundle("a prompt is a text in UTF-8".into()));
         };
         let body = request(&self.config.model, &text, max_tokens, plan.sampling);
         let (send, pieces) = mpsc::channel(QUEUE_MAX);
@@ -813,6 +831,18 @@ impl ShardHost for OpenAiHttpAdapter {
             busy: kv.busy(),
             free_rows: kv.free_rows(),
         }
+    }
+}
+
+/// The bytes of a chunk of prompt, and whether it is the last.
+fn prompt_part(tokens: &[u32]) -> Result<(Vec<u8>, bool), AdapterError> {
+    let (bytes, whole) = match tokens.split_last() {
+        Some((&PROMPT_END_TOKEN, bytes)) => (bytes, true),
+        _ => (tokens, false),
+    };
+    match bytes.iter().map(|id| u8::try_from(*id)).collect() {
+        Ok(bytes) => Ok((bytes, whole)),
+        Err(_) => Err(AdapterError::MalformedBundle("a prompt is bytes and its end".into())),
     }
 }
 

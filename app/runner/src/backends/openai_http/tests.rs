@@ -11,6 +11,8 @@ use crate::clock::{SystemClock, VirtualClock};
 use crate::text::{TextCodec, TextError};
 
 const PROMPT: &str = "Où est la bibliothèque?";
+/// 25 bytes and the end of the prompt.
+const ROWS: u32 = 26;
 
 struct Rig {
     upstream: Arc<Upstream>,
@@ -56,12 +58,12 @@ fn key(session: u8, epoch: u32) -> KvKey {
 }
 
 fn plan(max_new: u32) -> OpenPlan {
-    OpenPlan { max_positions: PROMPT.len() as u32 + max_new, lease_ms: 10_000, sampling: Sampling::GREEDY }
+    OpenPlan { max_positions: ROWS + max_new, lease_ms: 10_000, sampling: Sampling::GREEDY }
 }
 
 impl Rig {
     fn step(&self, key: KvKey, step: u32, tokens: &[u32]) -> (StepRef, Bundle) {
-        let position = if step == 0 { 0 } else { PROMPT.len() as u32 + step - 1 };
+        let position = if step == 0 { 0 } else { ROWS + step - 1 };
         let model = self.adapter.describe().model_digest;
         let fingerprint = fingerprint(&model, key.session, position, tokens, Sampling::GREEDY);
         (StepRef { step, fingerprint }, Bundle::new(position, Payload::Tokens(tokens.to_vec())))
@@ -168,17 +170,16 @@ async fn the_text_is_the_upstreams_and_so_are_the_counts() {
         assert_eq!((tokens.len(), error), (8, None));
         assert_eq!(rig.text(&tokens), script(8));
         // 25 bytes of prompt: the upstream counts 7 tokens for them.
-        assert_eq!(PROMPT.len(), 25);
         assert_eq!(rig.adapter.counts(key(1, 0)), Some(Counts { prompt_tokens: 7, completion_tokens: 8 }));
         let body: serde_json::Value = serde_json::from_str(&rig.upstream.last_body()).unwrap();
         let expected = serde_json::json!({"model": "m", "prompt": PROMPT, "max_tokens": 8, "temperature": 0,
             "stream": true, "stream_options": {"include_usage": true}});
         assert_eq!(body, expected);
         let usage = rig.adapter.usage();
-        assert_eq!((usage.rows(), usage.reserved(), usage.buffers()), (25 + 7, 25 + 8, 0));
+        assert_eq!((usage.rows(), usage.reserved(), usage.buffers()), (26 + 7, 26 + 8, 0));
         // An answer of full length has ended.
         assert_eq!(name(&rig.decode(key(1, 0), 8, tokens[7]).await.unwrap_err()), "stream-reset");
-        assert_eq!(rig.release(key(1, 0)).await, Ok(ReleaseAck::Released { rows: 32, buffers: 0 }));
+        assert_eq!(rig.release(key(1, 0)).await, Ok(ReleaseAck::Released { rows: 33, buffers: 0 }));
         assert_eq!(rig.release(key(1, 0)).await, Ok(ReleaseAck::WasAbsent));
         assert_eq!(rig.adapter.counts(key(1, 0)), None);
         rig.assert_idle(2, "clean").await;
@@ -195,8 +196,34 @@ async fn an_answer_that_stops_by_itself_ends_with_the_end_token() {
     assert_eq!(rig.text(&tokens), script(3));
     assert_eq!(rig.adapter.counts(key(1, 0)).unwrap().completion_tokens, 4);
     assert_eq!(name(&rig.decode(key(1, 0), 4, END_TOKEN).await.unwrap_err()), "internal");
-    assert_eq!(rig.release(key(1, 0)).await, Ok(ReleaseAck::Released { rows: 28, buffers: 0 }));
+    assert_eq!(rig.release(key(1, 0)).await, Ok(ReleaseAck::Released { rows: 29, buffers: 0 }));
     rig.assert_idle(1, "stopped by itself").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_prompt_in_chunks_is_the_prompt_at_once_wherever_it_is_cut() {
+    let rig = rig(1).await;
+    let tokens = rig.pieces.encode(PROMPT).unwrap();
+    let mut firsts = Vec::new();
+    // Also in the middle of a character, and with nothing but the end in the last chunk.
+    for (session, size) in [1, 2, 5, 25, 26].into_iter().enumerate() {
+        let key = key(session as u8, 0);
+        rig.adapter.open(key, plan(8)).await.unwrap();
+        let mut first = 0;
+        for (step, chunk) in tokens.chunks(size).enumerate() {
+            let bundle = Bundle::new((step * size) as u32, Payload::Tokens(chunk.to_vec()));
+            let step = StepRef { step: step as u32, fingerprint: bundle.digest };
+            first = token(rig.adapter.prefill(key, step, bundle).await.unwrap()).unwrap();
+        }
+        firsts.push(first);
+        let body: serde_json::Value = serde_json::from_str(&rig.upstream.last_body()).unwrap();
+        assert_eq!((&body["prompt"], &body["max_tokens"]), (&PROMPT.into(), &8.into()), "chunks of {size}");
+        // How many of the 7 further pieces are here by now is a matter of time.
+        let ack = rig.release(key).await.unwrap();
+        assert!(matches!(ack, ReleaseAck::Released { rows: ROWS, buffers: 0..=7 }), "{ack:?}");
+    }
+    assert_eq!(rig.text(&firsts), piece(PROMPT, 0).repeat(5));
+    assert_eq!(rig.upstream.requests(), 5);
 }
 
 #[test]
@@ -304,7 +331,7 @@ async fn a_wrong_usage_is_clamped_to_what_was_asked_for() {
     let rig = rig(1).await;
     rig.upstream.set_fault(Some(FaultPlan::always(Fault::UsageTimes(1_000_000), Phase::Request)));
     assert_eq!(rig.generate(key(1, 0), 8).await.1, None);
-    assert_eq!(rig.adapter.counts(key(1, 0)), Some(Counts { prompt_tokens: 25, completion_tokens: 8 }));
+    assert_eq!(rig.adapter.counts(key(1, 0)), Some(Counts { prompt_tokens: 26, completion_tokens: 8 }));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -320,7 +347,7 @@ async fn a_cancel_stops_the_upstream_within_one_piece() {
         let before = rig.upstream.pieces();
         assert_eq!(rig.adapter.stop(key, Cause::Client).await, Ok(StopAck::Quiescent));
         let ack = within("release", 1_000, rig.release(key)).await.unwrap();
-        assert!(matches!(ack, ReleaseAck::Released { rows: 26, .. }), "{ack:?}");
+        assert!(matches!(ack, ReleaseAck::Released { rows: 27, .. }), "{ack:?}");
         assert_eq!(rig.upstream.running(), 0, "a release is answered when nothing runs");
         pieces_after.push(rig.upstream.pieces() - before);
         rig.assert_idle(1, "cancelled").await;
@@ -436,7 +463,7 @@ async fn gauges_that_stand_still_after_an_abort_are_set_going_by_one_token() {
     rig.adapter.open(key(1, 0), plan(400)).await.unwrap();
     rig.prefill(key(1, 0)).await.unwrap();
     let ack = within("release", 1_500, rig.release(key(1, 0))).await.unwrap();
-    assert!(matches!(ack, ReleaseAck::Released { rows: 25, .. }));
+    assert!(matches!(ack, ReleaseAck::Released { rows: 26, .. }));
     assert_eq!(rig.upstream.requests(), 2, "the second is the one token");
     rig.assert_idle(1, "stale gauges").await;
 }
@@ -449,7 +476,7 @@ async fn slots_are_counted_and_a_higher_epoch_takes_over_the_slot_of_the_lower()
     rig.prefill(key(1, 0)).await.unwrap();
     assert_eq!(name(&rig.adapter.open(key(2, 0), plan(8)).await.unwrap_err()), "full");
     // The same plan again is ok, another is not; both also while no slot is free.
-    assert_eq!(rig.adapter.open(key(1, 0), plan(100)).await, Ok(Opened { kv_len: 25 }));
+    assert_eq!(rig.adapter.open(key(1, 0), plan(100)).await, Ok(Opened { kv_len: 26 }));
     assert_eq!(name(&rig.adapter.open(key(1, 0), plan(101)).await.unwrap_err()), "conflict");
     let opened = within("failover", 1_000, rig.adapter.open(key(1, 1), plan(8))).await;
     assert_eq!(opened, Ok(Opened { kv_len: 0 }));
@@ -469,6 +496,13 @@ async fn steps_go_in_order_once_and_with_what_the_upstream_gave() {
     assert_eq!(name(&rig.prefill(key).await.unwrap_err()), "miss");
     rig.adapter.open(key, plan(8)).await.unwrap();
     assert_eq!(name(&rig.decode(key, 1, 0).await.unwrap_err()), "miss");
+    let (step, _) = rig.step(key, 0, &[65]);
+    let early = Bundle::new(0, Payload::Tokens(vec![65]));
+    assert_eq!(
+        name(&rig.adapter.decode(key, step, early).await.unwrap_err()),
+        "malformed",
+        "no end of the prompt"
+    );
     let first = rig.prefill(key).await.unwrap();
     assert_eq!(rig.prefill(key).await, Ok(first), "the recorded answer");
     assert_eq!(rig.upstream.requests(), 1, "and no second request");
@@ -482,20 +516,20 @@ async fn steps_go_in_order_once_and_with_what_the_upstream_gave() {
         let step = StepRef { step: 2, fingerprint: [7; 32] };
         rig.adapter.decode(key, step, bundle)
     };
-    let mut torn = Bundle::new(26, Payload::Tokens(vec![second]));
+    let mut torn = Bundle::new(27, Payload::Tokens(vec![second]));
     torn.digest[0] ^= 1;
     let hidden = Payload::Hidden { rows: 1, cols: 1, data: vec![0; 4] };
     for bad in [
         torn,
-        Bundle::new(26, hidden),
-        Bundle::new(26, Payload::Tokens(vec![])),
-        Bundle::new(26, Payload::Tokens(vec![second, second])),
-        Bundle::new(26, Payload::Tokens(vec![u32::MAX])),
-        Bundle::new(25, Payload::Tokens(vec![second])),
+        Bundle::new(27, hidden),
+        Bundle::new(27, Payload::Tokens(vec![])),
+        Bundle::new(27, Payload::Tokens(vec![second, second])),
+        Bundle::new(27, Payload::Tokens(vec![u32::MAX])),
+        Bundle::new(26, Payload::Tokens(vec![second])),
     ] {
         assert_eq!(name(&send(bad).await.unwrap_err()), "malformed");
     }
-    // A second chunk of prompt cannot be followed.
+    // A prompt that has ended does not go on.
     let (step, bundle) = rig.step(key, 2, &[second]);
     assert_eq!(name(&rig.adapter.prefill(key, step, bundle).await.unwrap_err()), "malformed");
     assert_eq!(rig.adapter.query_step(key, 1).await, Ok(StepState::Unknown));
@@ -506,7 +540,10 @@ async fn steps_go_in_order_once_and_with_what_the_upstream_gave() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_prompt_that_is_no_text_or_leaves_no_row_is_refused_before_the_upstream_sees_it() {
     let rig = rig(1).await;
-    for (session, tokens) in [vec![0xff], vec![300], vec![65; 25 + 8]].into_iter().enumerate() {
+    let end = PROMPT_END_TOKEN;
+    let full: Vec<u32> = [65].repeat(ROWS as usize + 7).into_iter().chain([end]).collect();
+    let bad = [vec![0xff, end], vec![300, end], vec![end, 65], vec![END_TOKEN], full];
+    for (session, tokens) in bad.into_iter().enumerate() {
         let key = key(session as u8, 0);
         rig.adapter.open(key, plan(8)).await.unwrap();
         let (step, bundle) = rig.step(key, 0, &tokens);
@@ -583,7 +620,7 @@ async fn a_higher_generation_closes_every_stream_also_in_the_middle_of_a_step() 
         sleep(Duration::from_millis(20)).await;
         assert_eq!(
             rig.adapter.counters(),
-            ShardCounters { steps_done: 3, busy: vec![key(3, 0)], free_rows: 1024 - 33 }
+            ShardCounters { steps_done: 3, busy: vec![key(3, 0)], free_rows: 1024 - 34 }
         );
         rig.adapter.hello(2).unwrap();
     });
@@ -640,21 +677,23 @@ fn a_piece_keeps_its_id_and_the_table_its_bound() {
     let table = PieceTable::new();
     let unknown = |token| Err(TextError::UnknownToken { token, vocab: u32::MAX });
     let the = table.intern(" the").unwrap();
-    assert_eq!((the, table.intern(" of"), table.intern(" the")), (257, Some(258), Some(257)));
-    assert_eq!(table.token_bytes(257).unwrap(), b" the");
+    assert_eq!((the, table.intern(" of"), table.intern(" the")), (258, Some(259), Some(258)));
+    assert_eq!(table.token_bytes(258).unwrap(), b" the");
+    assert_eq!(table.encode("é"), Ok(vec![0xc3, 0xa9, PROMPT_END_TOKEN]));
+    assert_eq!(table.token_bytes(PROMPT_END_TOKEN).unwrap(), b"");
     assert_eq!(table.token_bytes(0xc3).unwrap(), [0xc3]);
     assert_eq!(table.token_bytes(END_TOKEN).unwrap(), b"");
-    assert_eq!(table.token_bytes(259), unknown(259));
+    assert_eq!(table.token_bytes(260), unknown(260));
     // 256 pieces of 64 KiB are 16 MiB: with those two there is no room for the last of them.
     for n in 0..256_u32 {
         table.intern(&format!("{}{n:06}", "x".repeat(65_530))).unwrap();
         table.intern(" the").unwrap();
     }
-    assert_eq!(table.token_bytes(257).unwrap(), b" the", "used all the time");
-    assert_eq!(table.token_bytes(258), unknown(258), "unused for longest");
-    assert_eq!(table.token_bytes(259), unknown(259));
-    assert!(table.token_bytes(260).is_ok());
-    assert_eq!(table.intern(" of"), Some(257 + 2 + 256), "never an old id");
+    assert_eq!(table.token_bytes(258).unwrap(), b" the", "used all the time");
+    assert_eq!(table.token_bytes(259), unknown(259), "unused for longest");
+    assert_eq!(table.token_bytes(260), unknown(260));
+    assert!(table.token_bytes(261).is_ok());
+    assert_eq!(table.intern(" of"), Some(258 + 2 + 256), "never an old id");
 }
 
 #[test]

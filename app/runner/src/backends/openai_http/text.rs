@@ -8,8 +8,12 @@ use crate::text::{ChatMessage, TextCodec, TextError, check_len};
 /// The upstream's answer is whole: the token after its last piece. It has no text; a request names it as a stop token.
 pub const END_TOKEN: u32 = 256;
 
+/// The prompt is whole: the last token of every prompt, without text. The upstream wants a prompt at once, and this is how
+/// it is known which of its chunks is the last.
+pub const PROMPT_END_TOKEN: u32 = 257;
+
 /// First id of a piece.
-const PIECE_FIRST: u32 = 257;
+const PIECE_FIRST: u32 = 258;
 /// Most pieces that are known at a time.
 const PIECES_MAX: usize = 1 << 18;
 /// Most bytes of text that are known at a time.
@@ -21,7 +25,8 @@ const BYTES_MAX: usize = 16 << 20;
 /// |---|---|
 /// | 0–255 | one byte of a prompt's UTF-8 |
 /// | [`END_TOKEN`] | none: the answer is whole |
-/// | 257 and up | a piece of an answer, numbered as it first came |
+/// | [`PROMPT_END_TOKEN`] | none: the prompt is whole |
+/// | 258 and up | a piece of an answer, numbered as it first came |
 ///
 /// The same piece has the same id at all upstreams that share the table, so attempts at different upstreams compare. At
 /// 262 144 pieces or 16 MiB the piece unused for longest is forgotten; an id never comes to mean another text.
@@ -83,14 +88,14 @@ impl PieceTable {
 impl TextCodec for PieceTable {
     fn encode(&self, text: &str) -> Result<Vec<u32>, TextError> {
         check_len(text)?;
-        Ok(text.bytes().map(u32::from).collect())
+        Ok(text.bytes().map(u32::from).chain([PROMPT_END_TOKEN]).collect())
     }
 
     /// An id that is not known (any more) is [`TextError::UnknownToken`].
     fn token_bytes(&self, token: u32) -> Result<Vec<u8>, TextError> {
         match u8::try_from(token) {
             Ok(byte) => Ok(vec![byte]),
-            Err(_) if token == END_TOKEN => Ok(Vec::new()),
+            Err(_) if token == END_TOKEN || token == PROMPT_END_TOKEN => Ok(Vec::new()),
             Err(_) => match self.lock().pieces.get(&token) {
                 Some((text, _)) => Ok(text.as_bytes().to_vec()),
                 None => Err(TextError::UnknownToken { token, vocab: u32::MAX }),
