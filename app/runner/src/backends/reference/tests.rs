@@ -215,25 +215,3 @@ fn text_goes_in_as_bytes_and_comes_out_printable() {
     // 8 + 32 = 40 is "(", 185 mod 95 + 32 = 122 is "z".
     assert_eq!(decode(&[8, 185]), "(z");
 }
-
-/// Not a check: prints nanoseconds for each token of the whole model, with `--release --ignored --nocapture`.
-#[test]
-#[ignore = "a measurement"]
-fn time_of_a_decode() {
-    let whole = model((0, 4));
-    for (from, to) in [(0, 64), (0, 512), (448, 512)] {
-        let mut best = u128::MAX;
-        for _ in 0..50 {
-            let mut kv = whole.new_kv(512);
-            for position in 0..from {
-                whole.forward(&mut kv, position, Input::Tokens(&[7]), Sampling::GREEDY).unwrap();
-            }
-            let start = std::time::Instant::now();
-            for position in from..to {
-                whole.forward(&mut kv, position, Input::Tokens(&[7]), Sampling::GREEDY).unwrap();
-            }
-            best = best.min(start.elapsed().as_nanos() / u128::from(to - from));
-        }
-        println!("positions {from}..{to}: {best} ns/token");
-    }
-}
