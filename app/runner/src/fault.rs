@@ -12,7 +12,9 @@ use crate::adapter::{
 };
 use crate::clock::Clock;
 use crate::failure::Cause;
+use crate::kv::StaleCoordinator;
 use crate::restart::ShardPool;
+use crate::shard::{ShardCounters, ShardHost};
 
 /// What goes wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -299,6 +301,85 @@ impl BoundaryAdapter for FaultyAdapter {
 
     fn usage(&self) -> Usage {
         self.inner.usage()
+    }
+}
+
+/// A shard behind which faults happen, in a worker process of its own.
+pub struct FaultyHost {
+    host: Arc<dyn ShardHost>,
+    faulty: FaultyAdapter,
+}
+
+impl FaultyHost {
+    /// `host`, with `faults` to come.
+    pub fn new(
+        host: Arc<dyn ShardHost>,
+        clock: Arc<dyn Clock>,
+        faults: impl IntoIterator<Item = Fault>,
+    ) -> Self {
+        Self { faulty: FaultyAdapter::new(host.clone(), clock, 0, faults), host }
+    }
+
+    /// See [`FaultyAdapter::stalled`].
+    #[must_use]
+    pub fn stalled(&self) -> bool {
+        self.faulty.stalled()
+    }
+}
+
+impl BoundaryAdapter for FaultyHost {
+    fn describe(&self) -> ShardInfo {
+        self.faulty.describe()
+    }
+
+    fn open(&self, key: KvKey, plan: OpenPlan) -> AdapterFuture<'_, Opened> {
+        self.faulty.open(key, plan)
+    }
+
+    fn prefill(&self, key: KvKey, step: StepRef, bundle: Bundle) -> AdapterFuture<'_, StepOut> {
+        self.faulty.prefill(key, step, bundle)
+    }
+
+    fn decode(&self, key: KvKey, step: StepRef, bundle: Bundle) -> AdapterFuture<'_, StepOut> {
+        self.faulty.decode(key, step, bundle)
+    }
+
+    fn query_step(&self, key: KvKey, step: u32) -> AdapterFuture<'_, StepState> {
+        self.faulty.query_step(key, step)
+    }
+
+    fn stop(&self, key: KvKey, cause: Cause) -> AdapterFuture<'_, StopAck> {
+        self.faulty.stop(key, cause)
+    }
+
+    fn release(&self, key: KvKey, cause: Cause) -> AdapterFuture<'_, ReleaseAck> {
+        self.faulty.release(key, cause)
+    }
+
+    fn beat(&self, keys: &[KvKey]) {
+        self.faulty.beat(keys);
+    }
+
+    fn last_beat_ms(&self) -> Option<u64> {
+        self.host.last_beat_ms()
+    }
+
+    fn usage(&self) -> Usage {
+        self.faulty.usage()
+    }
+}
+
+impl ShardHost for FaultyHost {
+    fn hello(&self, generation: u64) -> Result<(), StaleCoordinator> {
+        self.host.hello(generation)
+    }
+
+    fn reap(&self) {
+        self.host.reap();
+    }
+
+    fn counters(&self) -> ShardCounters {
+        self.host.counters()
     }
 }
 

@@ -8,10 +8,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use serde::Serialize;
-use tokio::sync::watch;
 
 use crate::adapter::{BoundaryAdapter, KvKey, OpenPlan, Sampling, Usage};
-use crate::clock::{Clock, VirtualClock};
+use crate::clock::Clock;
 use crate::deadline::DeadlineOverrides;
 use crate::failure::{Cause, FailureKind, WorkStatus};
 use crate::fault::{Fault, FaultKind, FaultyAdapter, FaultyPool};
@@ -27,8 +26,6 @@ use crate::runner::{
 pub const TOKENS: u32 = 8;
 /// The reference model's prompt.
 pub const PROMPT: [u32; 4] = [7, 3, 9, 1];
-/// What a step takes on the virtual clock, milliseconds.
-const STEP_MS: u64 = 10;
 
 /// A mishap, by the name the matrix knows it by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -176,8 +173,8 @@ pub enum MatrixError {
 /// A future of this module.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// What a stage does while a generation runs: it is told how many tokens the client has.
-pub type Act = Box<dyn FnOnce(watch::Receiver<u32>) -> BoxFuture<'static, ()> + Send>;
+/// What a stage does while a generation runs.
+pub type Act = BoxFuture<'static, ()>;
 
 /// Shards set up for one run.
 pub struct Scene {
@@ -191,6 +188,31 @@ pub struct Scene {
     pub act: Option<Act>,
     /// What all shards really hold, asked after the run.
     pub held: Box<dyn Fn() -> BoxFuture<'static, u64> + Send + Sync>,
+}
+
+/// What a run is told to do beyond its scenario.
+#[derive(Default)]
+pub struct Wish<'a> {
+    /// The client gets a token: its index and its id.
+    pub on_token: Option<&'a mut dyn FnMut(u32, u32)>,
+    /// Tokens that end the answer.
+    pub stop_tokens: Vec<u32>,
+    /// Tokens to ask for instead of [`TOKENS`].
+    pub max_new: Option<u32>,
+    /// A ledger to write to instead of one in memory.
+    pub ledger: Option<IdempotencyLedger>,
+    /// Id of the inference; by default one that the ledger in memory has not seen.
+    pub inference_id: Option<String>,
+}
+
+/// What a run gave.
+pub struct Run {
+    /// Its row.
+    pub row: Row,
+    /// All of its attempts, and how it ended.
+    pub outcome: Outcome,
+    /// Sums over its attempts.
+    pub work: WorkLedger,
 }
 
 /// Where scenarios are run.
@@ -210,12 +232,12 @@ pub trait Stage {
 pub async fn run(stage: &mut (dyn Stage + Send)) -> Result<Matrix, MatrixError> {
     let mut matrix = Matrix { rows: Vec::new(), ledger: WorkLedger::default() };
     for scenario in Scenario::ALL {
-        let (first, work) = run_scenario(stage, scenario, 0).await?;
+        let Run { row: first, work, .. } = run_scenario(stage, scenario, 0, Wish::default()).await?;
         if scenario.is_counted() {
             matrix.ledger.merge(work);
         }
         for shard in 1..stage.shards() {
-            let (row, _) = run_scenario(stage, scenario, shard).await?;
+            let Run { row, .. } = run_scenario(stage, scenario, shard, Wish::default()).await?;
             if row != first {
                 let (got, first) = (Box::new(row), Box::new(first));
                 return Err(MatrixError::Differs { scenario: scenario.as_str(), shard, got, first });
@@ -226,7 +248,7 @@ pub async fn run(stage: &mut (dyn Stage + Send)) -> Result<Matrix, MatrixError> 
     Ok(matrix)
 }
 
-/// Runs one scenario with shard `faulty` at fault; gives its row and its work.
+/// Runs one scenario with shard `faulty` at fault.
 ///
 /// # Errors
 /// [`MatrixError`].
@@ -234,15 +256,18 @@ pub async fn run_scenario(
     stage: &mut (dyn Stage + Send),
     scenario: Scenario,
     faulty: usize,
-) -> Result<(Row, WorkLedger), MatrixError> {
+    wish: Wish<'_>,
+) -> Result<Run, MatrixError> {
     let prompt = stage.prompt();
     let Scene { pool, clock, deadlines, act, held } = stage.set(scenario, faulty).await?;
     let config = RunnerConfig::default();
     let (lease_ms, hold_ms) = (config.session.lease_ms, config.session.hold_ms);
     let (ledger, _) =
         IdempotencyLedger::open(MemoryStore::default(), LedgerConfig::default(), clock.as_ref())?;
-    let mut request = GenerateRequest::new(format!("matrix-{}", scenario.as_str()), prompt, TOKENS);
+    let mut request =
+        GenerateRequest::new(format!("matrix-{}", scenario.as_str()), prompt, wish.max_new.unwrap_or(TOKENS));
     request.deadlines = deadlines;
+    request.stop_tokens = wish.stop_tokens;
     request.max_restarts = if scenario == Scenario::AlphaFailover { u32::MAX } else { 0 };
     if scenario == Scenario::StaleEpoch {
         let plan = OpenPlan { max_positions: 1, lease_ms, sampling: Sampling::GREEDY };
@@ -261,13 +286,12 @@ pub async fn run_scenario(
     }
     let (handle, driver) = HardenedSessionRunner::new(config, clock.clone(), ledger, pool);
     let work = async {
-        let (seen, watch) = watch::channel(0);
         let act = async {
             if let Some(act) = act {
-                act(watch).await;
+                act.await;
             }
         };
-        let client = client(&handle, request, scenario, seen);
+        let client = client(&handle, request, scenario, wish.on_token);
         let (outcome, ()) = futures_util::future::join(client, act).await;
         let outcome = outcome?;
         // Completed work is held for a while; nothing may be left after it.
@@ -297,7 +321,7 @@ pub async fn run_scenario(
         uncertain_step: last.uncertain_step,
         output: outcome.tokens.clone(),
     };
-    Ok((row, work))
+    Ok(Run { row, outcome, work })
 }
 
 /// The client: takes every token, and in [`Scenario::Cancel`] withdraws at the third.
@@ -305,17 +329,19 @@ async fn client(
     handle: &RunnerHandle,
     request: GenerateRequest,
     scenario: Scenario,
-    seen: watch::Sender<u32>,
+    mut on_token: Option<&mut dyn FnMut(u32, u32)>,
 ) -> Result<Outcome, MatrixError> {
     let mut generation: Generation = handle.submit(request).await?;
     loop {
         match generation.next().await {
-            Some(GenerationEvent::Token { index, .. }) => {
+            Some(GenerationEvent::Token { index, token }) => {
+                if let Some(on_token) = &mut on_token {
+                    on_token(index, token);
+                }
                 generation.delivered(index + 1);
                 if scenario == Scenario::Cancel && index == 2 {
                     generation.cancel(Cause::Client);
                 }
-                seen.send_replace(index + 1);
             }
             Some(GenerationEvent::Wait) => {}
             Some(GenerationEvent::Done(outcome)) => return Ok(*outcome),
@@ -324,19 +350,49 @@ async fn client(
     }
 }
 
-/// Shards in this process, on a virtual clock: every step takes 10 ms.
-pub struct VirtualStage<F> {
-    /// The clock that [`VirtualClock::run`] must run the matrix on.
-    pub clock: VirtualClock,
-    /// Prompt.
+/// How long things take on a stage.
+#[derive(Debug, Clone, Copy)]
+pub struct Pace {
+    /// What a step of the faulty shard takes beside its computing, milliseconds.
+    pub step_ms: u64,
+    /// The total deadline of [`Scenario::Deadline`], milliseconds: reached in step 2.
+    pub total_ms: u64,
+    /// The heartbeat of [`Scenario::HeartbeatLoss`], milliseconds: more than a step takes.
+    pub heartbeat_ms: u64,
+}
+
+impl Pace {
+    /// On a virtual clock (runner-details 10).
+    pub const VIRTUAL: Self = Self { step_ms: 10, total_ms: 25, heartbeat_ms: 15 };
+
+    /// Limits that bring about the scenario.
+    #[must_use]
+    pub fn deadlines(&self, scenario: Scenario) -> DeadlineOverrides {
+        let mut deadlines = DeadlineOverrides::default();
+        match scenario {
+            Scenario::Deadline => deadlines.total_ms = Some(self.total_ms),
+            Scenario::HeartbeatLoss => deadlines.heartbeat_ms = Some(self.heartbeat_ms),
+            _ => {}
+        }
+        deadlines
+    }
+}
+
+/// Shards in this process. On a [`VirtualClock`](crate::VirtualClock), its `run` must run the matrix.
+pub struct LocalStage<F> {
+    /// The time.
+    pub clock: Arc<dyn Clock>,
+    /// The prompt.
     pub prompt: Vec<u32>,
     /// Makes the shards anew, in layer order.
     pub shards: F,
     /// How many there are.
     pub count: usize,
+    /// How long things take.
+    pub pace: Pace,
 }
 
-impl<F> Stage for VirtualStage<F>
+impl<F> Stage for LocalStage<F>
 where
     F: Fn(Arc<dyn Clock>) -> Result<Vec<Arc<dyn BoundaryAdapter>>, String> + Send,
 {
@@ -349,27 +405,20 @@ where
     }
 
     fn set(&mut self, scenario: Scenario, faulty: usize) -> BoxFuture<'_, Result<Scene, MatrixError>> {
-        let clock: Arc<dyn Clock> = Arc::new(self.clock.clone());
+        let clock = self.clock.clone();
         let scene = (self.shards)(clock.clone()).and_then(|mut shards| {
             let all = shards.clone();
             if faulty >= shards.len() {
                 return Err(format!("there are {} shards, none of number {faulty}", shards.len()));
             }
-            let failing = FaultyAdapter::new(shards.remove(faulty), clock.clone(), STEP_MS, scenario.fault());
-            let deadlines = match scenario {
-                Scenario::Deadline => {
-                    DeadlineOverrides { total_ms: Some(25), ..DeadlineOverrides::default() }
-                }
-                Scenario::HeartbeatLoss => {
-                    DeadlineOverrides { heartbeat_ms: Some(15), ..DeadlineOverrides::default() }
-                }
-                _ => DeadlineOverrides::default(),
-            };
+            let failing =
+                FaultyAdapter::new(shards.remove(faulty), clock.clone(), self.pace.step_ms, scenario.fault());
             let held = Box::new(move || {
                 let left = all.iter().map(|shard| entries(&shard.usage())).sum();
                 Box::pin(std::future::ready(left)) as BoxFuture<'static, u64>
             });
-            Ok(Scene { pool: Arc::new(FaultyPool::new(shards, failing)), clock, deadlines, act: None, held })
+            let pool = Arc::new(FaultyPool::new(shards, failing));
+            Ok(Scene { pool, clock, deadlines: self.pace.deadlines(scenario), act: None, held })
         });
         let scene = scene.map_err(|reason| MatrixError::Stage { scenario: scenario.as_str(), reason });
         Box::pin(std::future::ready(scene))
@@ -385,6 +434,7 @@ pub fn entries(usage: &Usage) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::VirtualClock;
     use crate::backends::reference::{DEFAULT_SEED, ReferenceModel};
     use crate::shard::{LocalShard, ShardSettings};
 
@@ -402,7 +452,9 @@ mod tests {
             };
             cuts.windows(2).map(shard).collect()
         };
-        let mut stage = VirtualStage { clock: clock.clone(), prompt: PROMPT.to_vec(), shards, count };
+        let time = Arc::new(clock.clone());
+        let mut stage =
+            LocalStage { clock: time, prompt: PROMPT.to_vec(), shards, count, pace: Pace::VIRTUAL };
         clock.run(run(&mut stage)).unwrap()
     }
 

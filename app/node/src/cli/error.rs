@@ -41,6 +41,9 @@ pub const CLI_ERROR_CODES: &[(u32, &str)] = &[
     (83, "process or network that does not stay up"),
     (91, "backend not available, or its model cannot be loaded"),
     (92, "address cannot be listened on"),
+    (93, "runner or its workers cannot do it"),
+    (94, "generation not completed"),
+    (95, "work ledger cannot be used"),
 ];
 
 /// A refusal. `Display` gives the line that the user sees.

@@ -1,7 +1,7 @@
 //! The command line of `holdfastd`.
 //!
 //! ```text
-//! holdfastd init | start | devnet | testnet | localnet | worker | keys | genesis | rollback | snapshot | export | status
+//! holdfastd init | start | devnet | testnet | localnet | worker | generate | matrix | keys | genesis | rollback | snapshot | export | status
 //!           tx | query | version | completion
 //! ```
 //!
@@ -26,10 +26,12 @@ mod error;
 mod export;
 mod fields;
 mod files;
+mod generate;
 mod genesis;
 mod init;
 mod keys;
 mod localnet;
+mod matrix;
 mod node;
 mod output;
 mod query;
@@ -73,6 +75,8 @@ enum Verb {
     Localnet(Box<localnet::LocalnetArgs>),
     BecomeChild(localnet::BecomeChildArgs),
     Worker(worker::WorkerArgs),
+    Generate(Box<generate::GenerateArgs>),
+    Matrix(Box<matrix::MatrixArgs>),
     Keys(keys::KeysArgs),
     Genesis(genesis::GenesisArgs),
     Rollback(rollback::RollbackArgs),
@@ -172,6 +176,8 @@ fn execute(words: &[OsString], io: &mut Io<'_>, connect: node::Connect<'_>) -> R
         Verb::Localnet(args) => localnet::run(&args)?,
         Verb::BecomeChild(args) => localnet::become_child(&args)?,
         Verb::Worker(args) => worker::run(&args, io)?,
+        Verb::Generate(args) => generate::run(&args, io)?,
+        Verb::Matrix(args) => matrix::run(&args, io)?,
         Verb::Keys(args) => keys::run(&args, io)?,
         Verb::Genesis(args) => genesis::run(&args, io)?,
         Verb::Rollback(args) => rollback::run(&args, io)?,

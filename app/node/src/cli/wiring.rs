@@ -50,6 +50,20 @@ pub(crate) fn worker(log: EnvFilter, served: impl Future<Output = Result<()>>) -
     ended
 }
 
+/// Runs what starts worker processes: on this thread alone, as the children end when the thread that started them does.
+pub(crate) fn children<T>(run: impl Future<Output = Result<T>>) -> Result<T> {
+    let runtime = Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|e| io_failure("runtime".as_ref(), &e))?.block_on(async {
+        tokio::select! {
+            ended = run => ended,
+            signal = tokio::signal::ctrl_c() => {
+                signal?;
+                Err(fail(51, "command", "interrupted"))
+            }
+        }
+    })
+}
+
 fn log_to_stderr(log: EnvFilter) {
     // A second subscriber in one process is refused; the first one then serves.
     let colours = std::io::stderr().is_terminal();

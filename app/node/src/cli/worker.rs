@@ -1,12 +1,13 @@
 //! `holdfastd worker`: a process that holds some layers of a model and computes for coordinators.
 
-use std::io;
+use std::io::{self, Write as _};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::Result;
-use holdfast_runner::SystemClock;
+use holdfast_runner::fault::{Fault, FaultyHost};
 use holdfast_runner::worker::{WorkerLimits, WorkerServer};
+use holdfast_runner::{Clock, SystemClock};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tracing_subscriber::EnvFilter;
@@ -30,6 +31,9 @@ pub(crate) struct WorkerArgs {
     name: String,
     #[command(flatten)]
     backend: BackendArgs,
+    /// Fails on purpose, as KIND@STEP or KIND@STEP/EPOCH: for rehearsals
+    #[arg(long, value_name = "FAULT", hide = true)]
+    fault: Vec<Fault>,
     /// Form of the line that says where it listens
     #[arg(
         long,
@@ -64,11 +68,18 @@ fn name(text: &str) -> Result<String, String> {
 }
 
 pub(crate) fn run(args: &WorkerArgs, io: &mut Io<'_>) -> Result<()> {
-    let host = args.backend.shard(&args.name, args.layers, Arc::new(SystemClock::new()))?;
     let backend = args.backend.backend.name();
-    let server = WorkerServer::new(host, backend, WorkerLimits::default())
-        .map_err(|e| fail(36, "worker", e.to_string()))?;
+    let opened = args.backend.open()?;
     wiring::worker(EnvFilter::builder().parse(&args.log_level)?, async {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        let mut host = opened.shard(&args.name, args.layers, clock.clone()).await?;
+        if !args.fault.is_empty() {
+            let faulty = Arc::new(FaultyHost::new(host, clock, args.fault.iter().copied()));
+            tokio::spawn(tell_of_a_stall(faulty.clone()));
+            host = faulty;
+        }
+        let server = WorkerServer::new(host, backend, WorkerLimits::default())
+            .map_err(|e| fail(36, "worker", e.to_string()))?;
         // Before the line: whoever reads it may send a signal at once.
         let mut signals = crate::solo::Signals::new()?;
         let listener = TcpListener::bind(args.listen).await.map_err(|e| cannot_listen(args.listen, &e))?;
@@ -82,6 +93,15 @@ pub(crate) fn run(args: &WorkerArgs, io: &mut Io<'_>) -> Result<()> {
             .await;
         Ok(())
     })
+}
+
+/// Says on standard output when a fault holds a step back, for whoever is to act then.
+async fn tell_of_a_stall(faulty: Arc<FaultyHost>) {
+    while !faulty.stalled() {
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    // Nobody may be listening any more.
+    let _ = writeln!(io::stdout(), "{}", json!({"stalled": true}));
 }
 
 fn cannot_listen(address: SocketAddr, error: &io::Error) -> anyhow::Error {

@@ -99,6 +99,13 @@ impl RemotePool {
         slots.iter().map(member).collect()
     }
 
+    /// The workers that are connected.
+    #[must_use]
+    pub fn shards(&self) -> Vec<Arc<RemoteShard>> {
+        let slots = self.shared.lock();
+        slots.iter().filter_map(|slot| slot.shard.clone()).filter(|shard| shard.is_up()).collect()
+    }
+
     /// Waits until every address has a live worker, at most `within`; whether they all have.
     pub async fn ready(&self, within: Duration) -> bool {
         let deadline = Instant::now() + within;

@@ -95,8 +95,10 @@ async fn listen(shared: &Shared, inbound: &mut Streaming<pb::ControlResponse>) -
             return None;
         }
         match response.frame? {
-            pb::control_response::Frame::Beat(_) => {
-                shared.lock().beat_ms = Some(shared.clock.now_ms());
+            pb::control_response::Frame::Beat(beat) => {
+                let mut state = shared.lock();
+                state.beat_ms = Some(shared.clock.now_ms());
+                state.free_rows = Some(beat.free_rows);
             }
             pb::control_response::Frame::Refused(refused) => return Some(connect::refusal(&refused)),
             pb::control_response::Frame::HelloAck(_) => return None,

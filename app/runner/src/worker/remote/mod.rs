@@ -110,6 +110,7 @@ struct State {
     /// Frames sent on the control stream of this incarnation.
     control_seq: u64,
     beat_ms: Option<u64>,
+    free_rows: Option<u32>,
     dropped: u64,
 }
 
@@ -183,6 +184,12 @@ impl RemoteShard {
                 return AdapterError::WorkerDeath("the shard was dropped".to_owned());
             }
         }
+    }
+
+    /// KV rows that nobody has reserved at the worker, as its last beat said.
+    #[must_use]
+    pub fn free_rows(&self) -> Option<u32> {
+        self.shared.lock().free_rows
     }
 
     /// Answers that nobody waited for: of a step that is not in flight, or whose caller gave up.
