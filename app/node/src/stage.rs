@@ -144,10 +144,7 @@ impl ProcessStage {
         };
         let acts = matches!(
             scenario,
-            Scenario::HeartbeatLoss
-                | Scenario::WorkerDeath
-                | Scenario::AlphaFailover
-                | Scenario::StreamReset
+            Scenario::HeartbeatLoss | Scenario::WorkerDeath | Scenario::AlphaFailover | Scenario::StreamReset
         );
         acts.then(|| Box::pin(misfortune) as Act)
     }

@@ -199,6 +199,8 @@ pub struct Wish<'a> {
     pub stop_tokens: Vec<u32>,
     /// Tokens to ask for instead of [`TOKENS`].
     pub max_new: Option<u32>,
+    /// End with the answer, and let KV that is held for a while be.
+    pub leave_kv: bool,
     /// A ledger to write to instead of one in memory.
     pub ledger: Option<IdempotencyLedger>,
     /// Id of the inference; by default one that the ledger in memory has not seen.
@@ -297,7 +299,7 @@ pub async fn run_scenario(
         // Completed work is held for a while; nothing may be left after it.
         let until = clock.now_ms().saturating_add(hold_ms + 2_000);
         let mut left = held().await;
-        while left > 0 && clock.now_ms() < until {
+        while left > 0 && clock.now_ms() < until && !wish.leave_kv {
             clock.sleep_until(clock.now_ms().saturating_add(100)).await;
             left = held().await;
         }

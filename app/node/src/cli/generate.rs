@@ -85,7 +85,7 @@ impl Stage for Given {
     }
 
     fn set(&mut self, _: Scenario, _: usize) -> BoxFuture<'_, Result<Scene, MatrixError>> {
-        let held = Box::new(|| Box::pin(std::future::ready(0)) as BoxFuture<'static, u64>);
+        let held = Box::new(|| Box::pin(std::future::ready(0_u64)) as BoxFuture<'static, u64>);
         let (pool, clock) = (self.pool.clone(), self.clock.clone());
         let deadlines = holdfast_runner::deadline::DeadlineOverrides::default();
         Box::pin(std::future::ready(Ok(Scene { pool, clock, deadlines, act: None, held })))
@@ -117,6 +117,7 @@ pub(crate) fn run(args: &GenerateArgs, io: &mut Io<'_>) -> Result<()> {
             on_token: Some(&mut on_token),
             stop_tokens: codec.stop_tokens().to_vec(),
             max_new: Some(args.max_tokens),
+            leave_kv: args.fault.is_none(),
             inference_id: Some(id),
             ledger,
         };

@@ -10,6 +10,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use super::{ConnectError, RemoteConfig, RemoteLimits, RemoteShard, WorkerAddress};
 use crate::adapter::{BoundaryAdapter, Digest, ShardInfo};
 use crate::clock::Clock;
+use crate::restart::ShardPool;
 
 /// First pause before a worker is looked for again; doubles up to [`PAUSE_MAX`].
 const PAUSE: Duration = Duration::from_millis(100);
@@ -120,6 +121,12 @@ impl RemotePool {
                 Ok(Err(_)) | Err(_) => return false,
             }
         }
+    }
+}
+
+impl ShardPool for RemotePool {
+    fn live(&self) -> Vec<Arc<dyn BoundaryAdapter>> {
+        Self::live(self)
     }
 }
 
