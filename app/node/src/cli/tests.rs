@@ -1218,6 +1218,17 @@ fn error_codes_are_ascending_and_none_is_used_twice() {
 }
 
 #[test]
+fn the_code_table_of_the_documentation_is_that_of_the_command_line() {
+    let doc = include_str!("../../../../docs/codes.md");
+    let section = doc.split_once("\n## Command line\n").unwrap().1.split("\n## ").next().unwrap();
+    let rows = section.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| code"));
+    let rows: Vec<String> = rows.map(str::to_owned).collect();
+    let expected: Vec<String> =
+        CLI_ERROR_CODES.iter().map(|(code, text)| format!("| {code} | {text} |")).collect();
+    assert_eq!(rows, expected);
+}
+
+#[test]
 fn a_test_network_is_whole_reproducible_by_its_seed_and_not_made_twice() {
     let dir = tempfile::tempdir().unwrap();
     let place = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
