@@ -31,6 +31,8 @@ use holdfast_types::{QueryError, QueryKind};
 use thiserror::Error;
 use tonic::{Code, Status};
 
+use crate::echo::{MESSAGE_CHARS, cut};
+
 pub mod client;
 mod reflection;
 mod server;
@@ -155,7 +157,8 @@ pub fn status(error: QueryError) -> Status {
         QueryKind::Unavailable => Code::Unavailable,
         QueryKind::Internal => Code::Internal,
     };
-    Status::new(code, error.message)
+    // The message travels in a header, which clients take up to some kilobytes only.
+    Status::new(code, cut(&error.message, MESSAGE_CHARS))
 }
 
 /// Answers every path with the request itself, at height 1 or the height asked for: what a call costs without a query.

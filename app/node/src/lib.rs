@@ -16,6 +16,7 @@ pub mod localnet;
 mod node_api;
 mod open;
 mod program;
+mod say;
 pub mod solo;
 pub mod upkeep;
 

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use holdfast_app::app::Shared;
+use holdfast_app::echo::{MESSAGE_CHARS, cut, shown};
 use holdfast_app::grpc::GrpcReply;
 use holdfast_app::state::CommitStore;
 use holdfast_app::tx::{TxHash, check_size, hash_hex, tx_hash};
@@ -112,7 +113,7 @@ fn node_call<E: NodeApi>(engine: &E, path: &str, request: &[u8]) -> Result<Vec<u
             let (block_id, block, sdk_block) = block(engine, Some(request.height))?;
             base::GetBlockByHeightResponse { block_id, block, sdk_block }.encode_to_vec()
         }
-        _ => return Err(QueryError::new(QueryKind::Unimplemented, format!("no method {path:?}"))),
+        _ => return Err(QueryError::new(QueryKind::Unimplemented, format!("no method {:?}", shown(path)))),
     })
 }
 
@@ -209,7 +210,8 @@ pub(crate) fn simulate<S: CommitStore>(
     };
     let result = shared.simulate(&raw).map_err(|e| {
         // The text carries the code: clients read both from it.
-        QueryError::new(QueryKind::InvalidArgument, format!("{} [{} {}]", e.message, e.codespace, e.code))
+        let said = cut(&e.message, MESSAGE_CHARS / 2);
+        QueryError::new(QueryKind::InvalidArgument, format!("{said} [{} {}]", e.codespace, e.code))
     })?;
     let gas_info = GasInfo { gas_wanted: result.gas_wanted, gas_used: result.gas_used };
     let responses = TxMsgData::decode(result.data.as_slice()).unwrap_or_default().msg_responses;

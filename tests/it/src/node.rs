@@ -141,7 +141,7 @@ fn a_port_or_a_folder_in_use_is_a_clear_error_and_leaves_the_first_node_alone() 
         let args = ["start", "--home", home, "--grpc-listen", addr, "--log-level", "error"];
         run(&mut command(&args), SHORT)
     };
-    start(&other.home(), &node.addr).refused(1, &[&node.addr, "port in use", "grpc"]);
+    start(&other.home(), &node.addr).refused(1, &[&node.addr, "in use", "--grpc-listen", "cli error 81"]);
     start(&chain.home(), "127.0.0.1:0").refused(1, &["another process", "--home", "data"]);
     assert!(node.running.runs());
     let height = node.height();

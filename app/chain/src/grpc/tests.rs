@@ -166,6 +166,13 @@ async fn a_bad_height_header_is_named_and_refused() {
     server.stop().await;
 }
 
+#[test]
+fn a_long_message_is_cut_to_what_a_header_carries() {
+    let status = status(QueryError::new(QueryKind::InvalidArgument, "ä".repeat(100_000)));
+    assert_eq!(status.message().chars().count(), 4_097);
+    assert!(status.message().ends_with("ä…"));
+}
+
 #[tokio::test]
 async fn an_unknown_path_is_unimplemented() {
     let server = Running::toy().await;

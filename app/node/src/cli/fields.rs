@@ -18,6 +18,7 @@ use anyhow::{Context, Result};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use clap::{Arg, ArgAction, ArgMatches};
+use holdfast_app::echo::shown;
 use holdfast_proto::from_json;
 use holdfast_types::Coin;
 use prost_reflect::{DynamicMessage, EnumDescriptor, FieldDescriptor, Kind, MessageDescriptor, Value};
@@ -164,8 +165,7 @@ fn page(field: &FieldDescriptor, matches: &ArgMatches) -> Result<Option<DynamicM
 }
 
 fn bad(flag: &str, text: &str, rule: &str) -> anyhow::Error {
-    let shown: String = text.chars().take(100).collect();
-    fail(12, flag, format!("{shown:?}: {rule}"))
+    fail(12, flag, format!("{:?}: {rule}", shown(text)))
 }
 
 fn single<'t>(texts: &'t [String], flag: &str) -> Result<&'t str> {

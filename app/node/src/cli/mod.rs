@@ -45,6 +45,7 @@ mod version;
 mod what_if;
 mod wiring;
 
+pub(crate) use error::in_use;
 pub use error::{CLI_ERROR_CODES, CliError};
 pub use start::StartConfig;
 
@@ -100,7 +101,18 @@ enum ShellArg {
 
 /// The whole command tree.
 fn command() -> Result<clap::Command> {
-    Ok(Cli::command().subcommand(tx::command()?).subcommand(query::command()?))
+    Ok(negative_numbers(Cli::command().subcommand(tx::command()?).subcommand(query::command()?)))
+}
+
+/// Lets every flag take a negative number: that it must not be one is then said as any other wrong value, not as a flag that
+/// nobody knows.
+fn negative_numbers(command: clap::Command) -> clap::Command {
+    command
+        .mut_args(|arg| match arg.get_action().takes_values() {
+            true => arg.allow_negative_numbers(true),
+            false => arg,
+        })
+        .mut_subcommands(negative_numbers)
 }
 
 /// Methods by module, modules ascending.
@@ -136,6 +148,13 @@ impl<E: Into<anyhow::Error>> From<E> for Stop {
 
 /// Parses and runs one command line.
 fn execute(words: &[OsString], io: &mut Io<'_>, connect: node::Connect<'_>) -> Result<(), Stop> {
+    parse_and_run(words, io, connect).map_err(|stop| match stop {
+        Stop::Failed(error) => Stop::Failed(wiring::coded(error)),
+        other => other,
+    })
+}
+
+fn parse_and_run(words: &[OsString], io: &mut Io<'_>, connect: node::Connect<'_>) -> Result<(), Stop> {
     let mut tree = command()?;
     let shown: Vec<String> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let matches = match tree.clone().try_get_matches_from(words) {
@@ -194,8 +213,12 @@ fn execute(words: &[OsString], io: &mut Io<'_>, connect: node::Connect<'_>) -> R
 
 /// A line for standard error, and the exit code.
 fn told(error: &anyhow::Error) -> (String, u8) {
-    let code = error.downcast_ref::<CliError>().map_or(1, CliError::exit_code);
-    (format!("Error: {}", one_line(&format!("{error:#}"))), code)
+    let known = error.downcast_ref::<CliError>();
+    let text = format!("{error:#}");
+    // However much is cut, the code stays.
+    let code = known.map(|known| format!(" (cli error {})", known.code)).unwrap_or_default();
+    let line = format!("Error: {}{code}", one_line(text.strip_suffix(&code).unwrap_or(&text)));
+    (line, known.map_or(1, CliError::exit_code))
 }
 
 /// Runs the process's command line: 0 when it did what was asked, 1 when that failed, 2 when the command line was not

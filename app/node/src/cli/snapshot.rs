@@ -304,6 +304,11 @@ pub(super) mod tests {
         let running = state(&home);
         refused(at(&["create"], &home), 22, "locked");
         refused(at(&["restore", "6", "1"], &home), 22, "locked");
+        refused(holdfast(&["start", "--home", &home, "--grpc-listen", "127.0.0.1:0"]), 22, "locked");
+        let beside = ["start", "--engine", "comet", "--home", &home, "--grpc-listen", "127.0.0.1:0"];
+        let beside =
+            [&beside[..], &["--proxy-app", "tcp://127.0.0.1:0", "--rpc-laddr", "127.0.0.1:1"]].concat();
+        refused(holdfast(&beside), 22, "locked");
         assert_eq!(at(&["list"], &home).unwrap(), listed);
         drop(running);
         let serving = SnapshotStore::open(Path::new(&home).join("data/snapshots")).unwrap();

@@ -5,10 +5,13 @@ use std::io::IsTerminal;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
+use holdfast_app::app::AppError;
 use holdfast_app::composition::Composition;
 use holdfast_app::genesis::GenesisDoc;
 use holdfast_app::grpc::GrpcChannel;
 use holdfast_app::keys::{SecretKey, mnemonic_from_entropy};
+use holdfast_app::snapshots::SnapshotError;
+use holdfast_app::state::StateError;
 use holdfast_proto::Timestamp;
 use holdfast_types::Hrp;
 use tokio::runtime::{Builder, Runtime};
@@ -38,6 +41,22 @@ pub(crate) fn start_comet(config: CometConfig, log: EnvFilter) -> Result<()> {
     // A query that is still running reads a view; nothing waits for it.
     runtime.shutdown_timeout(Duration::from_secs(1));
     ended
+}
+
+/// A failure of a home's databases with its code, wherever it comes up; any other error as it is.
+pub(crate) fn coded(error: anyhow::Error) -> anyhow::Error {
+    let snapshots = error.downcast_ref::<SnapshotError>();
+    let state = match (error.downcast_ref::<AppError>(), snapshots) {
+        (Some(AppError::State(state)), _) | (_, Some(SnapshotError::State(state))) => Some(state),
+        _ => error.downcast_ref::<StateError>(),
+    };
+    let code = match (state, snapshots) {
+        (Some(StateError::Locked { .. }), _) | (_, Some(SnapshotError::Locked { .. })) => 22,
+        (Some(StateError::Format { .. } | StateError::Modules { .. }), _)
+        | (Some(StateError::Corrupt { .. } | StateError::Engine(_)), _) => 73,
+        _ => return error,
+    };
+    fail(code, "--home", error.to_string())
 }
 
 fn log_to_stderr(log: EnvFilter) {

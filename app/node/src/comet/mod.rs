@@ -39,7 +39,8 @@ pub use server::{
     refusal, serve,
 };
 
-use crate::cli::{CliError, StartConfig};
+use crate::cli::{StartConfig, in_use};
+use crate::say;
 
 /// All that the CometBFT engine needs to run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,12 +55,6 @@ pub struct CometConfig {
 
 /// Calls to CometBFT wait for it, so more of them run at once than of calls that compute.
 const BLOCKING_CALLS: usize = 16;
-
-fn in_use(field: &str, addr: impl std::fmt::Display, error: &std::io::Error) -> anyhow::Error {
-    let text =
-        format!("cannot listen on {addr}: {error}; stop the program that uses it, or give another address");
-    CliError { code: 81, field: field.to_owned(), text }.into()
-}
 
 /// Serves CometBFT until SIGINT or SIGTERM.
 ///

@@ -153,7 +153,7 @@ pub async fn run_arm(
 
     let listener = tokio::net::TcpListener::bind(config.listen)
         .await
-        .with_context(|| format!("--listen: cannot listen on {}; is the port in use?", config.listen))?;
+        .map_err(|e| crate::cli::in_use("--listen", config.listen, &e))?;
     let address = listener.local_addr()?;
     let proposer = holdfast_types::Address::module("devnet-validator");
     let backend = Arc::new(NodeBackend::new(engine.clone(), "devnet", &proposer.0));
