@@ -7,7 +7,7 @@
 //! | `bytes` | hex, `0x` may stand in front |
 //! | enum | name of the value, whole or without its common prefix: `INFERENCE_STATUS_STARTED`, `started` |
 //! | `Coin` | `10uhold` |
-//! | `FieldMask` | names with commas: `epoch_length,poc_length`, or `*` |
+//! | `FieldMask` | names with commas: `epoch_length,poc_length`, or `*`; inside JSON in lowerCamelCase, as proto3 JSON has it |
 //! | `PageRequest` | `--page-key` (base64, as printed), `--offset`, `--limit`, `--count-total`, `--reverse` |
 //! | other message | proto3 JSON, or `@FILE` with it; a packed message names its type in `@type` |
 //! | repeated | the flag several times, or a JSON array; coins also with commas |
