@@ -211,6 +211,11 @@ fn parse_and_run(words: &[OsString], io: &mut Io<'_>, connect: node::Connect<'_>
     Ok(())
 }
 
+/// Whether nobody reads what was written any more.
+fn is_closed(error: &std::io::Error) -> bool {
+    error.kind() == std::io::ErrorKind::BrokenPipe
+}
+
 /// A line for standard error, and the exit code.
 fn told(error: &anyhow::Error) -> (String, u8) {
     let known = error.downcast_ref::<CliError>();
@@ -236,11 +241,15 @@ pub fn run_program(program: Program) -> ExitCode {
     let mut io = Io { out: &mut out, err: &mut err, input: &mut stdin.lock(), terminal };
     let ended = execute(&words, &mut io, &wiring::connect);
     let flushed = std::io::stdout().flush();
+    let flushed = flushed.is_ok() || flushed.is_err_and(|error| is_closed(&error));
     match ended {
-        Ok(()) if flushed.is_ok() => ExitCode::SUCCESS,
+        Ok(()) if flushed => ExitCode::SUCCESS,
         Ok(()) => ExitCode::FAILURE,
+        // A reader that has seen enough closes the pipe; that is no failure.
+        Err(Stop::Failed(error)) if error.downcast_ref::<std::io::Error>().is_some_and(is_closed) => {
+            ExitCode::SUCCESS
+        }
         Err(Stop::Printed(text)) => {
-            // A reader that has seen enough closes the pipe; that is no failure of help.
             let _ = std::io::stdout().write_all(text.as_bytes());
             ExitCode::SUCCESS
         }

@@ -121,10 +121,10 @@ async fn run(config: CometConfig) -> Result<()> {
     )?);
     if let Some(addr) = node.metrics_listen {
         crate::solo::telemetry::install(addr)?;
-        println!("metrics at http://{addr}/metrics");
+        say::notice(format_args!("metrics at http://{addr}/metrics"));
     }
-    println!("gRPC listens on {}", grpc.local_addr()?);
-    println!("ABCI listens on {}, at height {}", listener.addr(), adapter.height());
+    say::notice(format_args!("gRPC listens on {}", grpc.local_addr()?));
+    say::notice(format_args!("ABCI listens on {}, at height {}", listener.addr(), adapter.height()));
     let mut signals = crate::solo::Signals::new()?;
     let (stop, stopped) = tokio::sync::watch::channel(false);
     let shutdown = |mut stopped: tokio::sync::watch::Receiver<bool>| async move {
@@ -144,7 +144,7 @@ async fn run(config: CometConfig) -> Result<()> {
         name = signals.next() => {
             let _ = stop.send(true);
             let served = serving.await?;
-            println!("{name}: stopped after height {}", adapter.height());
+            say::notice(format_args!("{name}: stopped after height {}", adapter.height()));
             served
         }
     };

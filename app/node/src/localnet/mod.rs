@@ -126,7 +126,7 @@ pub async fn run(config: &LocalnetConfig) -> Result<Vec<NodeReport>> {
         done = watcher.follow(&heights, STALL) => done,
         Some(error) = failures.recv() => Err(error),
         name = signals.next() => {
-            println!("{name}: stopping");
+            crate::say::notice(format_args!("{name}: stopping"));
             Ok(())
         }
     };

@@ -13,6 +13,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::{LocalnetConfig, Node};
 use crate::cli::CliError;
+use crate::say;
 
 /// Pause before a process is started again.
 const PAUSE: Duration = Duration::from_millis(300);
@@ -185,7 +186,7 @@ pub(super) async fn keep(
             let _ = failed.send(process.failure(status)).await;
             return;
         }
-        println!("{} ended ({status}); starting it again", process.name);
+        say::notice(format_args!("{} ended ({status}); starting it again", process.name));
         // Longer after each failed start: what it needs may take its time.
         let pause = PAUSE.saturating_mul(failures.saturating_mul(failures).max(1));
         tokio::select! {

@@ -58,7 +58,7 @@ async fn run(config: StartConfig) -> Result<()> {
     say::notice(format_args!("gRPC listens on {}", listener.local_addr()?));
     if let Some(addr) = config.metrics_listen {
         telemetry::install(addr)?;
-        println!("metrics at http://{addr}/metrics");
+        say::notice(format_args!("metrics at http://{addr}/metrics"));
     }
     let backend = Arc::new(NodeBackend::new(engine.clone(), &config.moniker, &config.validator.0));
     let (stop, stopped) = tokio::sync::watch::channel(false);
@@ -85,7 +85,7 @@ async fn make_blocks(
     loop {
         tokio::select! {
             name = signals.next() => {
-                println!("{name}: stopped after height {}", *engine.heights().borrow());
+                say::notice(format_args!("{name}: stopped after height {}", *engine.heights().borrow()));
                 return Ok(());
             }
             _ = ticks.tick() => {}
