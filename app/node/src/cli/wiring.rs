@@ -63,7 +63,8 @@ fn log_to_stderr(log: EnvFilter) {
     // A second subscriber in one process is refused; the first one then serves.
     let colours = std::io::stderr().is_terminal();
     let log = tracing_subscriber::fmt().with_env_filter(log).with_writer(std::io::stderr).with_ansi(colours);
-    let _ = log.try_init();
+    // A line that cannot be written is lost. Told about on the same closed stream, it would be a panic.
+    let _ = log.log_internal_errors(false).try_init();
 }
 
 /// Runs the devnet to its end; SIGINT ends it early, and what it keeps in temporary folders goes.
