@@ -17,6 +17,7 @@ pub mod localnet;
 mod node_api;
 mod open;
 mod program;
+mod say;
 pub mod solo;
 pub mod stage;
 pub mod upkeep;

@@ -1235,6 +1235,67 @@ fn a_worker_is_told_which_layers_and_addresses_there_are() {
 }
 
 #[test]
+fn the_code_table_of_the_documentation_is_that_of_the_command_line() {
+    let doc = include_str!("../../../../docs/codes.md");
+    let section = doc.split_once("\n## Command line\n").unwrap().1.split("\n## ").next().unwrap();
+    let rows = section.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| code"));
+    let rows: Vec<String> = rows.map(str::to_owned).collect();
+    let expected: Vec<String> =
+        CLI_ERROR_CODES.iter().map(|(code, text)| format!("| {code} | {text} |")).collect();
+    assert_eq!(rows, expected);
+}
+
+#[test]
+fn a_wrong_number_is_a_wrong_value_whatever_its_sign() {
+    for words in [
+        &["testnet", "--output", "x", "--base-port", "0"][..],
+        &["testnet", "--output", "x", "--base-port", "-1"],
+        &["testnet", "--output", "x", "--validators", "-1"],
+        &["testnet", "--output", "x", "--snapshot-interval", "-1"],
+        &["localnet", "x", "--blocks", "-5"],
+        &["devnet", "--blocks", "-1"],
+        &["start", "--min-retain-blocks", "-1"],
+        &["start", "--block-seconds", "-1"],
+        &["start", "--unsafe-skip-upgrades", "-1.5"],
+        &["rollback", "--height", "-1"],
+        &["snapshot", "restore", "-1", "1"],
+        &["snapshot", "delete", "1", "-1"],
+        &["snapshot", "create", "--height", "-1"],
+        &["export", "--height", "-1"],
+        &["query", "bank", "total-supply", "--height", "-1"],
+        &["query", "epochs", "epoch", "--index", "-1"],
+        &["query", "bank", "total-supply", "--limit", "-1"],
+    ] {
+        let error = run(words);
+        let number =
+            words.iter().find(|word| word.starts_with('-') && !word.starts_with("--")).unwrap_or(&"0");
+        error.refused(12, &[number]);
+    }
+    run(&["testnet", "--output", "x", "--base-port", "0"]).refused(12, &["--base-port", "from 1 to 65535"]);
+}
+
+#[test]
+fn no_error_repeats_more_than_a_part_of_what_was_typed() {
+    let long = "x".repeat(100_000);
+    for words in [
+        &["status", "--grpc-addr", &long][..],
+        &["export", "--home", &long],
+        &["rollback", "--home", &long],
+        &["keys", "show", &long],
+        &["init", &long, "--chain-id", "a-1"],
+        &["devnet", "--trace", &long],
+        &["localnet", &long],
+        &["snapshot", "restore", "--from", &long],
+        &["query", "breaker", "what-if", "--params", &long],
+        &["query", "bank", "balance", "--address", &long, "--nothing"],
+        &[&long],
+    ] {
+        let (line, _) = run(words).failure.unwrap();
+        assert!(line.chars().count() < 5_000, "{words:.20?}: {} characters", line.chars().count());
+    }
+}
+
+#[test]
 fn a_test_network_is_whole_reproducible_by_its_seed_and_not_made_twice() {
     let dir = tempfile::tempdir().unwrap();
     let place = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
