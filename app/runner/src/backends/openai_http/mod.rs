@@ -19,10 +19,12 @@
 //! shard. `max_tokens` is what the plan leaves after the prompt: `max_positions` = prompt + new tokens.
 //!
 //! **Slots.** An upstream belongs to one adapter alone, since its load must be ours: the sum of the gauges for running
-//! and waiting requests at `GET /metrics` (vLLM, SGLang, llama.cpp with `--metrics`), else the busy slots at `GET
-//! /slots`; an upstream with neither is refused. A closed request is gone when the load is no more than the open ones.
-//! vLLM's gauges stand still once everything was aborted, so one request of one token sets them going again. What is
-//! not gone after 10 s is leaked: its slot is lost and nothing is opened until the load shows that it did end.
+//! and waiting requests at `GET /metrics` (vLLM, SGLang, llama.cpp with `--metrics`), else the busy slots at
+//! `GET /slots`; an upstream with neither is refused. A closed request is gone when the load is no more than the requests
+//! that are being answered. The load names none: one that the upstream has answered in full, but whose end is not yet
+//! read here, can hide another. vLLM's gauges stand still once everything was aborted, so one request of one token sets
+//! them going again. What is not gone after 10 s is leaked: its slot is lost and nothing is opened until the load shows
+//! that it did end.
 //!
 //! **Failover** compares pieces: adapters of one model share a table, so that equal pieces are equal tokens. An upstream
 //! that puts several tokens into one chunk may cut the same text differently the next time; that attempt then ends as a
@@ -167,8 +169,10 @@ struct Line {
     reader: Mutex<Option<AbortHandle>>,
     /// No more steps; the connection is or will be closed.
     cut: AtomicBool,
-    /// The connection is open.
-    open: AtomicBool,
+    /// The request is out and its connection open.
+    asked: AtomicBool,
+    /// And its stream has begun: it is part of the load.
+    answered: AtomicBool,
     /// The upstream got the request and did not say that it ended.
     runs: AtomicBool,
     queued: AtomicU32,
@@ -473,6 +477,19 @@ impl Line {
         }
     }
 
+    fn hung_up(&self) {
+        self.asked.store(false, Ordering::Release);
+        self.answered.store(false, Ordering::Release);
+    }
+
+    fn is_asked(&self) -> bool {
+        self.asked.load(Ordering::Acquire) && !self.cut.load(Ordering::Acquire)
+    }
+
+    fn is_answered(&self) -> bool {
+        self.answered.load(Ordering::Acquire) && self.is_asked()
+    }
+
     /// Waits until the request was seen to end, or not to.
     async fn seen_closed(&self) -> bool {
         let mut closed = self.closed.subscribe();
@@ -487,7 +504,8 @@ impl Kv {
             key,
             reader: Mutex::default(),
             cut: AtomicBool::new(false),
-            open: AtomicBool::new(false),
+            asked: AtomicBool::new(false),
+            answered: AtomicBool::new(false),
             runs: AtomicBool::new(false),
             queued: AtomicU32::new(0),
             counts: OnceLock::new(),
@@ -512,7 +530,7 @@ impl Drop for Kv {
                 runtime.spawn(async move {
                     // However it ends, its connection is closed afterwards.
                     let _ = reader.await;
-                    line.open.store(false, Ordering::Release);
+                    line.hung_up();
                     let ended = !line.runs.load(Ordering::Acquire) || site.wait_for_end().await;
                     match slot {
                         Some(slot) if !ended => {
@@ -571,7 +589,7 @@ impl Site {
         let mut reader = lock(&line.reader);
         let task = self.runtime.spawn(async move {
             let result = site.run(&held, body, Decoder::new(max_tokens, rows), &send).await;
-            held.open.store(false, Ordering::Release);
+            held.hung_up();
             if let Err(error) = result {
                 // Nobody waits for it if the key went.
                 let _ = send.send(Err(error)).await;
@@ -599,7 +617,7 @@ impl Site {
                 sleep(wait).await;
             }
             let sent = || {
-                line.open.store(true, Ordering::Release);
+                line.asked.store(true, Ordering::Release);
                 line.runs.store(true, Ordering::Release);
             };
             let decoder = &mut decoder;
@@ -610,7 +628,7 @@ impl Site {
                 }
             });
             let refused = refused.await;
-            line.open.store(false, Ordering::Release);
+            line.hung_up();
             let answered = |error: &AdapterError| matches!(error, AdapterError::Internal(_));
             if refused.is_ok() || refused.as_ref().is_err_and(answered) {
                 line.runs.store(false, Ordering::Release);
@@ -637,6 +655,7 @@ impl Site {
         decoder: &mut Decoder,
         send: &mpsc::Sender<Result<Event, AdapterError>>,
     ) -> Result<(), AdapterError> {
+        line.answered.store(true, Ordering::Release);
         let mut events = VecDeque::new();
         while !decoder.is_done() {
             let frame = timeout(self.client.silence(), body.frame()).await.map_err(|_| silent())?;
@@ -662,20 +681,32 @@ impl Site {
         decoder.finish().map_err(AdapterError::StreamReset)
     }
 
-    /// Waits until the upstream's load is no more than the requests that are open, and the leaked ones.
+    /// Waits until the upstream's load is no more than the requests that are being answered, and the leaked ones.
     async fn wait_for_end(&self) -> bool {
         let begin = Instant::now();
         let longest = Duration::from_millis(self.config.stop_wait_ms);
         let mut pause = Duration::from_millis(5);
         let mut nudged = false;
         while !self.gone.load(Ordering::Acquire) {
-            match self.client.load().await {
-                Ok(load) if load <= self.open_requests() => return true,
+            // Those that are answered before and after the question are part of the load. A request on its way may be or
+            // not, so it excuses none, but for the last time.
+            let before: Vec<Arc<Line>> =
+                lock(&self.lines).values().filter(|line| line.is_answered()).cloned().collect();
+            let last = begin.elapsed() >= longest;
+            let load = self.client.load().await;
+            let excused = match last {
+                false => before.iter().filter(|line| line.is_answered()).count(),
+                true => lock(&self.lines).values().filter(|line| line.is_asked()).count(),
+            };
+            match load {
+                Ok(load) if load <= excused as u64 + u64::from(self.leaked.load(Ordering::Acquire)) => {
+                    return true;
+                }
                 // The process is gone, and what it ran with it.
                 Err(AdapterError::WorkerDeath(_)) => return true,
                 _ => {}
             }
-            if begin.elapsed() >= longest {
+            if last {
                 return false;
             }
             if !nudged && begin.elapsed() > longest / 5 && self.client.load_may_be_stale() {
@@ -690,14 +721,6 @@ impl Site {
 
     fn beat(&self) {
         self.last_beat_ms.store(self.clock.now_ms(), Ordering::Release);
-    }
-
-    fn open_requests(&self) -> u64 {
-        let open = lock(&self.lines)
-            .values()
-            .filter(|line| line.open.load(Ordering::Acquire) && !line.cut.load(Ordering::Acquire))
-            .count();
-        open as u64 + u64::from(self.leaked.load(Ordering::Acquire))
     }
 
     /// Asks for the load again and again: a beat, and the end of what was leaked.

@@ -353,8 +353,7 @@ async fn a_cancel_stops_the_upstream_within_one_piece() {
         rig.assert_idle(1, "cancelled").await;
     }
     assert!(pieces_after.iter().all(|pieces| *pieces <= 1), "{pieces_after:?}");
-    sleep(Duration::from_millis(100)).await;
-    assert_eq!(rig.upstream.clients(), 0);
+    eventually("all connections are closed", || rig.upstream.clients() == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -453,6 +452,33 @@ async fn a_request_that_runs_on_is_leaked_and_nothing_is_opened_until_it_ends() 
     assert_eq!(rig.generate(key(2, 1), 8).await.1, None);
     rig.release(key(2, 1)).await.unwrap();
     rig.assert_idle(2, "leak over").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_on_its_way_excuses_no_closed_one_before_the_time_is_up() {
+    let rig = rig_with(LoadStyle::Slots, 2, |config| {
+        config.stop_wait_ms = 400;
+        config.silence_ms = 60_000;
+    })
+    .await;
+    rig.upstream.set_token_ms(5);
+    for session in 1..=2 {
+        rig.adapter.open(key(session, 0), plan(400)).await.unwrap();
+    }
+    rig.prefill(key(1, 0)).await.unwrap();
+    rig.upstream.set_fault(Some(FaultPlan::always(Fault::Silence, Phase::Request)));
+    let (result, ()) = tokio::join!(rig.prefill(key(2, 0)), async {
+        eventually("the second request is there", || rig.upstream.running() == 2).await;
+        // The load of 1 is the second request, but it might as well be the first.
+        let begin = Wall::now();
+        assert!(matches!(rig.release(key(1, 0)).await, Ok(ReleaseAck::Released { .. })));
+        assert!(begin.elapsed() >= Duration::from_millis(400));
+        rig.adapter.stop(key(2, 0), Cause::Client).await.unwrap();
+    });
+    assert_eq!(name(&result.unwrap_err()), "stream-reset");
+    assert!(!rig.adapter.drained());
+    rig.release(key(2, 0)).await.unwrap();
+    rig.assert_idle(2, "both").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
