@@ -403,7 +403,7 @@ impl SessionCore {
         };
         self.sessions.insert(id, session);
         self.load_changed = true;
-        self.rearm(id);
+        self.rearm(id, t.now.ms);
         Ok(())
     }
 
@@ -594,7 +594,7 @@ impl SessionCore {
             holding.group.open_sent(index, t.now.ms);
             t.effects.push(Effect::Open { shard: hop.no, key, plan });
         }
-        self.rearm(id);
+        self.rearm(id, t.now.ms);
     }
 
     fn opened(
@@ -679,7 +679,7 @@ impl SessionCore {
         let chunk = attempt.route.iter().map(|hop| hop.info.chunk_max).min().unwrap_or(1);
         session.guard.prefilling(t.now.ms);
         self.scheduler.opened(key, chunk);
-        self.rearm(id);
+        self.rearm(id, t.now.ms);
     }
 
     /// No room on a shard: what opened is released, then the session goes back to the front of the queue.
@@ -694,7 +694,7 @@ impl SessionCore {
         let Some(holding) = self.holdings.get_mut(&key) else { return };
         let effects = holding.group.cancel(t.now.ms, Cause::Node, 0);
         self.group_effects(key, effects, t);
-        self.rearm(id);
+        self.rearm(id, t.now.ms);
     }
 
     /// The ledger does not take the epoch: there is nothing to record, and nothing runs without it.
@@ -738,17 +738,18 @@ impl SessionCore {
             session.wait_at_ms = t.now.ms.saturating_add(self.config.wait_ms);
             t.effects.push(Effect::Wait { session: id });
         }
-        self.rearm(id);
+        self.rearm(id, t.now.ms);
     }
 
     /// Sees to it that a session's next moment has a timer: one may be early, none is late.
-    pub(super) fn rearm(&mut self, id: SessionId) {
+    pub(super) fn rearm(&mut self, id: SessionId, now_ms: u64) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let mut due = session.wait_at_ms;
         match &session.state {
             // The shards' own timers bound the end.
             State::Live(attempt) if matches!(attempt.phase, Phase::Stopping) => return,
-            State::Between { not_before_ms } => due = due.min(*not_before_ms),
+            // Once it is over, what is waited for is a route.
+            State::Between { not_before_ms } if *not_before_ms > now_ms => due = due.min(*not_before_ms),
             _ => {}
         }
         due = due.min(session.guard.next_expiry().at_ms);
@@ -1085,11 +1086,11 @@ impl SessionCore {
                 self.between.insert(id);
                 self.scheduler.requeue(KvKey::new(id, epoch));
                 t.effects.push(Effect::Attempt { token });
-                self.rearm(id);
+                self.rearm(id, t.now.ms);
             }
             Decision::AwaitFence => {
                 session.state = State::AwaitingFence(failed);
-                self.rearm(id);
+                self.rearm(id, t.now.ms);
                 self.fence_closed(id, t);
             }
             Decision::No { .. } => self.finish(id, why, t),
