@@ -222,7 +222,6 @@ struct Shard {
     stopped: bool,
     beat_sent_ms: u64,
     retry_ms: u64,
-    outcome: ShardOutcome,
 }
 
 type Callback = Box<dyn FnOnce() + Send>;
@@ -256,14 +255,8 @@ impl ShardCancellationGroup {
     /// The group of an attempt over `shards` shards, none of which was asked to open. A queued session has one over 0.
     #[must_use]
     pub fn new(key: KvKey, shards: usize, lease_ms: u64) -> Self {
-        let shard = || Shard {
-            hold: Hold::NotAsked,
-            stop_sent: false,
-            stopped: false,
-            beat_sent_ms: 0,
-            retry_ms: 0,
-            outcome: ShardOutcome::Pending,
-        };
+        let shard =
+            || Shard { hold: Hold::NotAsked, stop_sent: false, stopped: false, beat_sent_ms: 0, retry_ms: 0 };
         let mut outcome = CancellationOutcome::unknown(key, shards);
         outcome.shards.fill(ShardOutcome::Pending);
         Self {
@@ -344,7 +337,7 @@ impl ShardCancellationGroup {
     /// came in time.
     pub fn step_ended(&mut self, step: u32, tokens: u32, now_ms: u64) -> (bool, Vec<CancelEffect>) {
         self.now_ms = self.now_ms.max(now_ms);
-        if self.phase > CancelPhase::Quiescing || self.step != Some(step) {
+        if self.step != Some(step) {
             return (false, Vec::new());
         }
         self.step = None;
@@ -352,7 +345,21 @@ impl ShardCancellationGroup {
         (true, self.advance())
     }
 
-    /// Tokens were handed to the client; not while stopping.
+    /// The step in flight will have no answer, or one that leaves in doubt what it did: it is uncertain at once, in
+    /// whatever phase, and waited for no longer.
+    pub fn step_lost(&mut self, step: u32, now_ms: u64) -> Vec<CancelEffect> {
+        self.now_ms = self.now_ms.max(now_ms);
+        if self.step != Some(step) {
+            return Vec::new();
+        }
+        self.step = None;
+        self.outcome.uncertain_step = Some(step);
+        let mut effects = vec![CancelEffect::MarkUncertain { step }];
+        effects.append(&mut self.advance());
+        effects
+    }
+
+    /// Tokens were handed to the client, in this epoch or, told at its begin, in earlier ones. Not while stopping.
     pub fn delivered(&mut self, tokens: u32) {
         if self.phase == CancelPhase::Running {
             self.outcome.delivered_tokens = self.outcome.delivered_tokens.saturating_add(tokens);
@@ -374,9 +381,8 @@ impl ShardCancellationGroup {
             release();
             self.outcome.buffers_released += 1;
         }
-        for (shard, outcome) in self.shards.iter_mut().zip(&mut self.outcome.shards) {
+        for (shard, outcome) in self.shards.iter().zip(&mut self.outcome.shards) {
             if shard.hold == Hold::NotAsked {
-                shard.outcome = ShardOutcome::WasAbsent;
                 *outcome = ShardOutcome::WasAbsent;
             }
         }
@@ -425,6 +431,8 @@ impl ShardCancellationGroup {
                 self.outcome.buffers_released += u64::from(*buffers);
                 self.settle(shard, ShardOutcome::Released);
             }
+            // Absent because it has not come yet: the open is still under way, so ask again.
+            Ok(ReleaseAck::WasAbsent) if self.hold(shard) == Some(Hold::Opening) => {}
             // A fence above the epoch, or no such key: nothing of it is held there.
             Ok(ReleaseAck::WasAbsent) | Err(AdapterError::StaleEpoch { .. } | AdapterError::CacheMiss(_)) => {
                 self.settle(shard, ShardOutcome::WasAbsent);
@@ -444,9 +452,6 @@ impl ShardCancellationGroup {
         {
             state.hold = Hold::Dead;
             state.stopped = true;
-            if self.phase != CancelPhase::Running && self.pending(shard) {
-                self.settle(shard, ShardOutcome::Released);
-            }
         }
         self.advance()
     }
@@ -460,8 +465,9 @@ impl ShardCancellationGroup {
             CancelPhase::Releasing => self
                 .shards
                 .iter()
-                .filter(|shard| shard.outcome == ShardOutcome::Pending)
-                .map(|shard| shard.retry_ms.min(lease_gone_at(shard.beat_sent_ms, self.lease_ms)))
+                .zip(&self.outcome.shards)
+                .filter(|(_, outcome)| **outcome == ShardOutcome::Pending)
+                .map(|(shard, _)| shard.retry_ms.min(lease_gone_at(shard.beat_sent_ms, self.lease_ms)))
                 .min(),
         }
     }
@@ -478,13 +484,16 @@ impl ShardCancellationGroup {
         &self.outcome
     }
 
+    fn hold(&self, shard: usize) -> Option<Hold> {
+        self.shards.get(shard).map(|shard| shard.hold)
+    }
+
     fn pending(&self, shard: usize) -> bool {
-        self.shards.get(shard).is_some_and(|shard| shard.outcome == ShardOutcome::Pending)
+        self.outcome.shards.get(shard) == Some(&ShardOutcome::Pending)
     }
 
     fn settle(&mut self, shard: usize, outcome: ShardOutcome) {
-        if let (Some(state), Some(slot)) = (self.shards.get_mut(shard), self.outcome.shards.get_mut(shard)) {
-            state.outcome = outcome;
+        if let Some(slot) = self.outcome.shards.get_mut(shard) {
             *slot = outcome;
         }
     }
@@ -511,25 +520,21 @@ impl ShardCancellationGroup {
                 }
                 effects.push(CancelEffect::Quiesced);
                 self.phase = CancelPhase::Releasing;
-                for (index, shard) in self.shards.iter_mut().enumerate() {
-                    if shard.hold == Hold::Dead && shard.outcome == ShardOutcome::Pending {
-                        shard.outcome = ShardOutcome::Released;
-                        if let Some(slot) = self.outcome.shards.get_mut(index) {
-                            *slot = ShardOutcome::Released;
-                        }
-                    }
+                for shard in &mut self.shards {
                     shard.retry_ms = now_ms;
                 }
             }
         }
         if self.phase == CancelPhase::Releasing {
-            for index in 0..self.shards.len() {
-                let Some(shard) = self.shards.get_mut(index) else { continue };
-                if shard.outcome != ShardOutcome::Pending {
+            let pending = self.shards.iter_mut().zip(&mut self.outcome.shards).enumerate();
+            for (index, (shard, outcome)) in pending {
+                if *outcome != ShardOutcome::Pending {
                     continue;
                 }
-                if now_ms >= lease_gone_at(shard.beat_sent_ms, self.lease_ms) {
-                    self.settle(index, ShardOutcome::LeaseExpired);
+                if shard.hold == Hold::Dead {
+                    *outcome = ShardOutcome::Released;
+                } else if now_ms >= lease_gone_at(shard.beat_sent_ms, self.lease_ms) {
+                    *outcome = ShardOutcome::LeaseExpired;
                 } else if now_ms >= shard.retry_ms {
                     shard.retry_ms = now_ms.saturating_add(RELEASE_RETRY_MS);
                     effects.push(CancelEffect::SendRelease { shard: index, cause });

@@ -37,11 +37,15 @@ pub mod telemetry;
 pub mod worker;
 
 pub use adapter::{AdapterError, BoundaryAdapter, Bundle, KvKey, Payload, SessionId, StepOut, StepRef};
+pub use cancel::{CancellationOutcome, CancellationToken, ShardCancellationGroup};
 pub use clock::{Clock, SystemClock, VirtualClock};
+pub use deadline::{DeadlineGuard, Deadlines, StreamTerminated};
 pub use failure::{Cause, FailureKind, WorkStatus, classify, work_status_for};
 pub use ledger::{IdempotencyLedger, StepDisposition, StepKey, UncertainMutationError};
 pub use record::{KvOutcome, WorkLedger, WorkRecord};
+pub use restart::{RestartController, ShardPool};
 pub use runner::{
     Generation, GenerationEvent, HardenedSessionRunner, RunnerConfig, RunnerHandle, drive_while,
 };
+pub use scheduler::{ContinuousBatchScheduler, SchedulerTelemetry};
 pub use session::{FinishReason, GenerateRequest, Outcome, SessionConfig, SubmitError};

@@ -122,29 +122,8 @@ impl SubmitError {
     }
 }
 
-/// How a session ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum DoneReason {
-    /// All its tokens are there.
-    Completed,
-    /// Withdrawn.
-    Cancelled,
-    /// It did not work out.
-    Failed,
-    /// It did not work out, and what the workers did is in doubt.
-    Unverified,
-}
-
-impl From<WorkStatus> for DoneReason {
-    fn from(status: WorkStatus) -> Self {
-        match status {
-            WorkStatus::Completed => Self::Completed,
-            WorkStatus::Cancelled => Self::Cancelled,
-            WorkStatus::Failed => Self::Failed,
-            WorkStatus::Unverified => Self::Unverified,
-        }
-    }
-}
+/// How a session ended: the status of its last record.
+pub type DoneReason = WorkStatus;
 
 /// A cancelled session is never counted as completed work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -442,7 +421,7 @@ impl ContinuousBatchScheduler {
     ///
     /// Between clients deficit round-robin, first come first served inside a client. A session that has its turn and
     /// does not fit keeps its place; other clients' may pass it for [`SchedulerLimits::pass_ms`], then nobody does. One
-    /// that is larger than the whole capacity holds nobody up; the queue's deadline ends it.
+    /// that is larger than the whole capacity holds no other client up; the queue's deadline ends it.
     pub fn admit(&mut self, now_ms: u64, capacity_rows: u64) -> Vec<KvKey> {
         let now_ms = self.see(now_ms);
         let mut admitted = Vec::new();
@@ -451,7 +430,7 @@ impl ContinuousBatchScheduler {
             let session = match self.overdue(now_ms, capacity_rows) {
                 Some((rows, _)) if u64::from(rows) > free => break,
                 Some((_, session)) => Some(session),
-                None => self.next_in_turn(now_ms, free),
+                None => self.next_in_turn(now_ms, free, capacity_rows),
             };
             let Some((client, queued)) = session.and_then(|session| self.dequeue(session)) else { break };
             let rows = queued.rows();
@@ -496,7 +475,7 @@ impl ContinuousBatchScheduler {
 
     /// Deficit round-robin. A turn gives the quantum once and lasts while the credit does; a client whose first session
     /// has credit enough and does not fit is passed, and keeps the credit.
-    fn next_in_turn(&mut self, now_ms: u64, free: u64) -> Option<SessionId> {
+    fn next_in_turn(&mut self, now_ms: u64, free: u64, capacity_rows: u64) -> Option<SessionId> {
         let mut passed = 0;
         while passed < self.ring.len() {
             let queue = self.clients.get_mut(self.ring.front()?)?;
@@ -510,7 +489,9 @@ impl ContinuousBatchScheduler {
                 if rows <= free {
                     return Some(head.key.session);
                 }
-                head.blocked_ms.get_or_insert(now_ms);
+                if rows <= capacity_rows {
+                    head.blocked_ms.get_or_insert(now_ms);
+                }
                 passed += 1;
             } else {
                 // Credit grows each round and a session's rows are limited, so this ends.
@@ -561,7 +542,8 @@ impl ContinuousBatchScheduler {
     }
 
     /// Back to the front of its client's queue, when the shards had no room after all and hold nothing of it: its rows
-    /// are free at once. Only before it was opened. Gives whether it was so.
+    /// are free at once. Only before it was opened, whatever the queue's limits, which hold at submission. Gives whether
+    /// it was so.
     pub fn put_back(&mut self, key: KvKey) -> bool {
         let session = key.session;
         if self.active.get(&session).is_none_or(|active| active.epoch != key.epoch || active.opened) {

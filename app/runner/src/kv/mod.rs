@@ -207,7 +207,7 @@ impl<K> HotKvStateManager<K> {
             };
         }
         for epoch in self.live_epochs(key.session) {
-            self.evict(KvKey::new(key.session, epoch), Gone::Released, now_ms);
+            self.remove(KvKey::new(key.session, epoch), Gone::Released);
         }
         let result = if !(1..=self.limits.max_positions).contains(&plan.max_positions) {
             Err(AdapterError::Full(format!(
@@ -462,13 +462,18 @@ impl<K> HotKvStateManager<K> {
         }
     }
 
-    /// The one way out of `entries`: at once, or, while a step runs, at its end.
     fn evict(&mut self, key: KvKey, gone: Gone, now_ms: u64) {
+        self.remove(key, gone);
+        self.settle_fence(key.session, now_ms);
+    }
+
+    /// The one way out of `entries`: at once, or, while a step runs, at its end.
+    fn remove(&mut self, key: KvKey, gone: Gone) {
         let Some(entry) = self.entries.get_mut(&key) else {
             return;
         };
-        let busy = entry.running.is_some();
         entry.doomed = true;
+        let busy = entry.running.is_some();
         if let Some(fence) = self.fences.get_mut(&key.session)
             && fence.epoch == key.epoch
         {
@@ -476,7 +481,6 @@ impl<K> HotKvStateManager<K> {
         }
         if !busy && let Some(entry) = self.entries.remove(&key) {
             self.reserved -= entry.plan.max_positions;
-            self.settle_fence(key.session, now_ms);
         }
     }
 

@@ -14,6 +14,7 @@ pub const BODY_MAX: usize = 1 << 20;
 /// Version of the format.
 pub const VERSION: u16 = 1;
 
+const KIND_MAX: u8 = 9;
 const MAGIC: &[u8; 8] = b"HFLEDGER";
 
 /// One step of one attempt.
@@ -167,6 +168,9 @@ pub(crate) fn frame(bytes: &[u8], offset: usize) -> Result<(&[u8], usize), &'sta
         return Err("impossible length");
     }
     let body = rest.get(..len).ok_or("short record")?;
+    if !(1..=KIND_MAX).contains(&body[0]) {
+        return Err("unknown kind");
+    }
     if crc32c::crc32c(body) != u32::from_le_bytes(*crc) {
         return Err("wrong checksum");
     }

@@ -259,9 +259,6 @@ impl Index {
         }
         attempt.terminal_lsn = lsn;
         if session.last().epoch == key.epoch {
-            if let Some(step) = session.steps.last_mut().filter(|step| step.state == StepMark::Open) {
-                step.state = StepMark::Uncertain;
-            }
             self.unsubmitted.insert(key.session);
         }
         self.open.remove(&key);

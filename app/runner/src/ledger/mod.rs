@@ -40,6 +40,8 @@ use crate::record::{KvOutcome, WorkLedger, WorkRecord};
 pub const NAME_MAX: usize = 1024;
 /// Most shards of an attempt.
 pub const SHARDS_MAX: usize = 256;
+/// Memory of the buffer that is kept between writes, bytes.
+const PENDING_KEPT: usize = 1 << 20;
 /// Most sessions that one [`IdempotencyLedger::retire`] forgets or moves.
 const RETIRE_MAX: usize = 256;
 
@@ -432,6 +434,9 @@ impl IdempotencyLedger {
                         }
                         offset = end;
                     }
+                    Read::Bad(what) if is_last && self.was_durable(&bytes, offset) => {
+                        return Err(corrupt(segment, offset, format!("{what}, and it was durable once")));
+                    }
                     Read::Bad(_) if is_last => {
                         let bytes = (bytes.len() - offset) as u64;
                         let file = segment_name(segment);
@@ -444,6 +449,30 @@ impl IdempotencyLedger {
             self.lengths.push_back(offset as u64);
         }
         Ok(())
+    }
+
+    /// Whether a record behind the damage at `offset` proves that no crash did it: a step is written only when the
+    /// opening of its attempt is durable, and so are all bytes before that, and a report only when the attempt's end is.
+    fn was_durable(&self, bytes: &[u8], offset: usize) -> bool {
+        let mut at = offset + 1;
+        while at < bytes.len() {
+            let Read::Record(record, end) = read_record(bytes, at) else {
+                at += 1;
+                continue;
+            };
+            let proof = match record {
+                Record::StepIntent { key, .. } | Record::StepCommitted { key, .. } => {
+                    self.opened(key.kv()).is_none()
+                }
+                Record::Submitted { key, .. } => self.record(key).is_none(),
+                _ => false,
+            };
+            if proof {
+                return true;
+            }
+            at = end;
+        }
+        false
     }
 
     fn apply(&mut self, record: Record, segment: u64, now_ms: u64) -> Result<(), index::Impossible> {
@@ -1019,6 +1048,8 @@ impl IdempotencyLedger {
         }
         self.pending = pending;
         self.pending.clear();
+        // One turn of many sessions does not keep its memory.
+        self.pending.shrink_to(PENDING_KEPT);
         Ok(SyncTicket(self.written))
     }
 

@@ -12,7 +12,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sha2::{Digest as _, Sha256};
 
-pub use self::model::{Input, ModelError, ModelFacts, Output, ShardModel, exp_f32, pick, splitmix64};
+pub use self::model::{
+    Input, ModelError, ModelFacts, Output, ShardModel, exp_f32, exp_lanes, pick, splitmix64,
+};
 use crate::adapter::{
     AdapterError, AdapterFuture, BoundaryAdapter, Bundle, CHUNK_MAX, KvKey, OpenPlan, Opened, Payload,
     ReleaseAck, ShardInfo, StepOut, StepRef, StepState, StopAck, Usage,

@@ -95,10 +95,17 @@ pub fn splitmix64(state: u64, index: u64) -> u64 {
 }
 
 /// e^x with the same bits everywhere: no libm, 64-bit floats inside (runner-details 3). 0 below −87, and above 88 as
-/// at 88. Free of branches, so that loops over it vectorise.
+/// at 88.
 #[inline]
 #[must_use]
 pub fn exp_f32(x: f32) -> f32 {
+    exp_lanes([x])[0]
+}
+
+/// [`exp_f32`] of each lane. Every stage is a loop without branches over all lanes, which the compiler vectorises.
+#[inline]
+#[must_use]
+pub fn exp_lanes<const N: usize>(x: [f32; N]) -> [f32; N] {
     /// 1/n! for n = 13..0.
     const TERMS: [f64; 14] = {
         let mut terms = [1.0; 14];
@@ -117,19 +124,33 @@ pub fn exp_f32(x: f32) -> f32 {
     };
     /// 1.5·2^52: adding it rounds to an integer, which then stands in the low bits.
     const MAGIC: f64 = 6_755_399_441_055_744.0;
-    let x = f64::from(x);
-    let within = if x > 88.0 { 88.0 } else { x };
-    let within = if within < -87.0 { -87.0 } else { within };
-    let y = within * 1.4426950408889634 + 0.5;
-    let near = (y + MAGIC) - MAGIC;
-    let k = if near > y { near - 1.0 } else { near };
-    let r = within - k * 0.6931471805599453;
-    let mut sum = 0.0;
-    for term in TERMS {
-        sum = sum * r + term;
+    let within = x.map(|x| {
+        let x = f64::from(x);
+        let x = if x > 88.0 { 88.0 } else { x };
+        if x < -87.0 { -87.0 } else { x }
+    });
+    let k = within.map(|x| {
+        let y = x * std::f64::consts::LOG2_E + 0.5;
+        let near = (y + MAGIC) - MAGIC;
+        near - if near > y { 1.0 } else { 0.0 }
+    });
+    let mut r = [0.0; N];
+    for i in 0..N {
+        r[i] = within[i] - k[i] * std::f64::consts::LN_2;
     }
-    let power = f64::from_bits((k + MAGIC).to_bits().wrapping_add(1023) << 52);
-    if x < -87.0 { 0.0 } else { (sum * power) as f32 }
+    let mut sum = [0.0; N];
+    for term in &TERMS {
+        for i in 0..N {
+            sum[i] = sum[i] * r[i] + term;
+        }
+    }
+    let mut out = [0.0; N];
+    for i in 0..N {
+        let power = f64::from_bits((k[i] + MAGIC).to_bits().wrapping_add(1023) << 52);
+        let e = (sum[i] * power) as f32;
+        out[i] = if x[i] < -87.0 { 0.0 } else { e };
+    }
+    out
 }
 
 /// The token after the logits. Greedy: the first of the greatest. Otherwise a draw from their softmax that depends on

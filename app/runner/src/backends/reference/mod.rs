@@ -17,7 +17,7 @@ use sha2::{Digest as _, Sha256};
 
 use self::weights::{LayerWeights, Weights, rope_table};
 use crate::adapter::{Digest, Sampling};
-use crate::shard::{Input, ModelError, ModelFacts, Output, ShardModel, exp_f32, pick};
+use crate::shard::{Input, ModelError, ModelFacts, Output, ShardModel, exp_lanes, pick};
 
 /// Seed of the model unless another is asked for.
 pub const DEFAULT_SEED: u64 = 13;
@@ -37,6 +37,8 @@ const KV: usize = KV_HEADS * HEAD;
 const FF: usize = 64;
 /// Outputs or positions that are worked on together.
 const BLOCK: usize = 32;
+/// Exponentials that are worked on together.
+const LANES: usize = 8;
 /// 1/√8.
 const SCALE: f32 = 0.353_553_38;
 
@@ -232,7 +234,13 @@ impl ReferenceModel {
             let normed = rms_norm(x, &layer.ffn_norm);
             let inner = layer.w_in.mul(&normed);
             let (gate, up) = inner.split_at(FF);
-            let active = std::array::from_fn(|i| (gate[i] / (1.0 + exp_f32(-gate[i]))) * up[i]);
+            let mut active = [0.0; FF];
+            for (active, gate) in active.as_chunks_mut::<LANES>().0.iter_mut().zip(gate.as_chunks().0) {
+                *active = exp_lanes(gate.map(|g| -g));
+            }
+            for (active, (gate, up)) in active.iter_mut().zip(gate.iter().zip(up)) {
+                *active = (gate / (1.0 + *active)) * up;
+            }
             for (x, y) in x.iter_mut().zip(layer.w_down.mul(&active)) {
                 *x += y;
             }
@@ -255,14 +263,15 @@ fn attend(q: &[f32; HEAD], k: &[[[f32; BLOCK]; HEAD]], v: &[[f32; HEAD]], rows: 
             *score *= SCALE;
         }
     }
-    let weights = &mut weights.as_flattened_mut()[..rows];
+    let weights = weights.as_flattened_mut();
     let mut max = f32::NEG_INFINITY;
-    for score in &*weights {
+    for score in &weights[..rows] {
         max = if *score > max { *score } else { max };
     }
-    for score in &mut *weights {
-        *score = exp_f32(*score - max);
+    for scores in weights[..rows.next_multiple_of(LANES)].as_chunks_mut::<LANES>().0 {
+        *scores = exp_lanes(scores.map(|score| score - max));
     }
+    let weights = &mut weights[..rows];
     let mut total = 0.0_f32;
     for weight in &*weights {
         total += weight;

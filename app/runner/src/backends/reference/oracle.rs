@@ -153,6 +153,7 @@ fn rotate(row: &mut [f32], position: usize) {
     }
 }
 
+#[expect(clippy::approx_constant, reason = "written as the definition has them")]
 pub(super) fn exp(x: f32) -> f32 {
     let mut x = f64::from(x);
     if x < -87.0 {
