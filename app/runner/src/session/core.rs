@@ -7,14 +7,14 @@ use crate::adapter::{
     AdapterError, Digest, KeyUsage, KvKey, OpenPlan, Opened, SessionId, ShardInfo, StepState,
 };
 use crate::cancel::{
-    CancelEffect, CancelPhase, CancellationOutcome, CancellationToken, ShardCancellationGroup,
+    CancelEffect, CancelPhase, CancellationOutcome, CancellationToken, ShardCancellationGroup, ShardOutcome,
 };
 use crate::deadline::{DeadlineGuard, StreamTerminated};
 use crate::failure::{Cause, FailureKind, WorkStatus, classify, work_status_for};
 use crate::ledger::{EpochOpened, IdempotencyLedger, LedgerError, output_digest};
 use crate::record::{KvOutcome, WorkRecord};
 use crate::restart::{
-    Decision, FailedAttempt, Fence, FreshReport, Inhibitions, PrefixCheck, RestartController,
+    Decision, FailedAttempt, Fence, FreshReport, Inhibitions, PrefixCheck, RestartController, RouteWish,
     assert_fresh_start, plan_route,
 };
 use crate::scheduler::{self, CancelledFrom, ContinuousBatchScheduler, DoneReason};
@@ -128,6 +128,8 @@ struct Holding {
     rows: u32,
     /// Completed: until when it is kept.
     hold_until_ms: Option<u64>,
+    /// Shards that have let go, and whose open calls were dropped.
+    forgotten: Vec<bool>,
     armed_ms: Option<u64>,
 }
 
@@ -453,10 +455,7 @@ impl SessionCore {
             self.arm_admission();
             return;
         }
-        let wish = crate::restart::RouteWish {
-            avoided: self.inhibitions.avoided(t.now.ms),
-            ..crate::restart::RouteWish::default()
-        };
+        let wish = RouteWish { avoided: self.inhibitions.avoided(t.now.ms), ..RouteWish::default() };
         let Ok(route) = plan_route(&self.infos, &wish) else { return };
         let capacity = route.iter().map(|index| self.infos[*index].capacity).min().unwrap_or(0);
         for key in self.scheduler.admit(t.now.ms, capacity.into()) {
@@ -543,6 +542,7 @@ impl SessionCore {
                 route: route.clone(),
                 rows,
                 hold_until_ms: None,
+                forgotten: vec![false; route.len()],
                 armed_ms: None,
             },
         );
@@ -574,9 +574,8 @@ impl SessionCore {
         let key = attempt.key;
         let older = self.holdings.range(KvKey::new(id, 0)..key).any(|(_, holding)| {
             let pending = holding.group.outcome().shards.iter().zip(holding.route.iter());
-            let mut pending = pending
-                .filter(|(shard, _)| **shard == crate::cancel::ShardOutcome::Pending)
-                .map(|(_, hop)| hop.no);
+            let mut pending =
+                pending.filter(|(shard, _)| **shard == ShardOutcome::Pending).map(|(_, hop)| hop.no);
             pending.any(|no| attempt.route.iter().any(|hop| hop.no == no))
         });
         if older {
@@ -1217,8 +1216,14 @@ impl SessionCore {
     }
 
     fn group_effects(&mut self, key: KvKey, effects: Vec<CancelEffect>, t: &mut Turn<'_>) {
-        let Some(holding) = self.holdings.get(&key) else { return };
+        let Some(holding) = self.holdings.get_mut(&key) else { return };
         let route = holding.route.clone();
+        // A call that is still open at a shard that has let go must not bring the key to life again.
+        for (index, outcome) in holding.group.outcome().shards.iter().enumerate() {
+            if *outcome != ShardOutcome::Pending && !std::mem::replace(&mut holding.forgotten[index], true) {
+                t.effects.push(Effect::Forget { shard: route[index].no, key });
+            }
+        }
         for effect in effects {
             match effect {
                 CancelEffect::SendStop { shard, cause } => {
@@ -1233,21 +1238,20 @@ impl SessionCore {
                 CancelEffect::SendRelease { shard, cause } => {
                     t.effects.push(Effect::Release { shard: route[shard].no, key, cause });
                 }
-                CancelEffect::Settled => self.settled(key, &route, t),
+                CancelEffect::Settled => self.settled(key, t),
             }
         }
         self.rearm_holding(key);
     }
 
     /// No shard holds anything of the key any more.
-    fn settled(&mut self, key: KvKey, route: &[Hop], t: &mut Turn<'_>) {
+    fn settled(&mut self, key: KvKey, t: &mut Turn<'_>) {
         let Some(holding) = self.holdings.remove(&key) else { return };
         if let Some(armed) = holding.armed_ms {
             self.timers.remove(&(armed, Timer::Holding(key)));
         }
         self.held.retain(|held| *held != key);
         self.remember(holding.group.outcome().clone());
-        t.effects.extend(route.iter().map(|hop| Effect::Forget { shard: hop.no, key }));
         self.load_changed = true;
         let id = key.session;
         self.free_rows(id);
