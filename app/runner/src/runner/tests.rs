@@ -974,8 +974,35 @@ fn batch_composition_never_changes_the_bytes_of_a_session() {
     }
 }
 
+#[test]
+fn it_runs_on_threads_of_tokio_with_a_ledger_in_a_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let clock: Arc<dyn Clock> = Arc::new(crate::clock::SystemClock::new());
+        let store = crate::ledger::FileStore::open(folder.path()).unwrap();
+        let (ledger, _) = IdempotencyLedger::open(store, LedgerConfig::default(), clock.as_ref()).unwrap();
+        let shard = LocalShard::new(model((0, 4)), ShardSettings::new("a"), clock.clone());
+        let pool: Vec<Arc<dyn BoundaryAdapter>> = vec![Arc::new(shard)];
+        let (runner, driver) =
+            HardenedSessionRunner::new(RunnerConfig::default(), clock, ledger, Arc::new(pool));
+        let driver = tokio::spawn(driver);
+        let runs = (0..32).map(|n| {
+            let runner = runner.clone();
+            tokio::spawn(async move { runner.run(request(&format!("thread {n}"))).await })
+        });
+        for outcome in join_all(runs).await {
+            assert_eq!(outcome.unwrap().unwrap().tokens, GOLDEN);
+        }
+        assert_eq!(runner.work().await.unwrap().billable_tokens, 32 * 8);
+        runner.stop(0);
+        driver.await.unwrap().unwrap();
+        assert!(runner.usage()[0].1.keys.is_empty());
+    });
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(48))]
 
     /// Random arrivals, cancels and faults: who completes has the oracle's bytes, who does not has a prefix of them,
     /// and nothing is left anywhere.

@@ -622,6 +622,10 @@ impl SessionCore {
             attempt.opened += 1;
         }
         let Some(holding) = self.holdings.get_mut(&key) else { return };
+        if result.is_ok() {
+            // The lease runs from the moment the shard opened, which is not later than this.
+            holding.group.beat_sent(index, t.now.ms);
+        }
         let mut effects = holding.group.open_answered(index, t.now.ms);
         if matches!(result, Err(AdapterError::WorkerDeath(_))) {
             effects.extend(holding.group.shard_died(index, t.now.ms));
@@ -1255,9 +1259,11 @@ impl SessionCore {
         self.load_changed = true;
         let id = key.session;
         self.free_rows(id);
+        let gone = !self.holds(id);
         let Some(session) = self.sessions.get_mut(&id) else { return };
         match &session.state {
-            State::Retreating(route) if session.restarts.key() == key => {
+            State::Retreating(route) if gone => {
+                let key = session.restarts.key();
                 session.state = State::Queued(Some(route.clone()));
                 self.scheduler.put_back(key);
             }
