@@ -7,14 +7,14 @@ use crate::adapter::{
     AdapterError, Digest, KeyUsage, KvKey, OpenPlan, Opened, SessionId, ShardInfo, StepState,
 };
 use crate::cancel::{
-    CancelEffect, CancelPhase, CancellationOutcome, CancellationToken, ShardCancellationGroup,
+    CancelEffect, CancelPhase, CancellationOutcome, CancellationToken, ShardCancellationGroup, ShardOutcome,
 };
 use crate::deadline::{DeadlineGuard, StreamTerminated};
 use crate::failure::{Cause, FailureKind, WorkStatus, classify, work_status_for};
 use crate::ledger::{EpochOpened, IdempotencyLedger, LedgerError, output_digest};
 use crate::record::{KvOutcome, WorkRecord};
 use crate::restart::{
-    Decision, FailedAttempt, Fence, FreshReport, Inhibitions, PrefixCheck, RestartController,
+    Decision, FailedAttempt, Fence, FreshReport, Inhibitions, PrefixCheck, RestartController, RouteWish,
     assert_fresh_start, plan_route,
 };
 use crate::scheduler::{self, CancelledFrom, ContinuousBatchScheduler, DoneReason};
@@ -128,6 +128,8 @@ struct Holding {
     rows: u32,
     /// Completed: until when it is kept.
     hold_until_ms: Option<u64>,
+    /// Shards that have let go, and whose open calls were dropped.
+    forgotten: Vec<bool>,
     armed_ms: Option<u64>,
 }
 
@@ -403,7 +405,7 @@ impl SessionCore {
         };
         self.sessions.insert(id, session);
         self.load_changed = true;
-        self.rearm(id);
+        self.rearm(id, t.now.ms);
         Ok(())
     }
 
@@ -453,10 +455,7 @@ impl SessionCore {
             self.arm_admission();
             return;
         }
-        let wish = crate::restart::RouteWish {
-            avoided: self.inhibitions.avoided(t.now.ms),
-            ..crate::restart::RouteWish::default()
-        };
+        let wish = RouteWish { avoided: self.inhibitions.avoided(t.now.ms), ..RouteWish::default() };
         let Ok(route) = plan_route(&self.infos, &wish) else { return };
         let capacity = route.iter().map(|index| self.infos[*index].capacity).min().unwrap_or(0);
         for key in self.scheduler.admit(t.now.ms, capacity.into()) {
@@ -543,6 +542,7 @@ impl SessionCore {
                 route: route.clone(),
                 rows,
                 hold_until_ms: None,
+                forgotten: vec![false; route.len()],
                 armed_ms: None,
             },
         );
@@ -574,9 +574,8 @@ impl SessionCore {
         let key = attempt.key;
         let older = self.holdings.range(KvKey::new(id, 0)..key).any(|(_, holding)| {
             let pending = holding.group.outcome().shards.iter().zip(holding.route.iter());
-            let mut pending = pending
-                .filter(|(shard, _)| **shard == crate::cancel::ShardOutcome::Pending)
-                .map(|(_, hop)| hop.no);
+            let mut pending =
+                pending.filter(|(shard, _)| **shard == ShardOutcome::Pending).map(|(_, hop)| hop.no);
             pending.any(|no| attempt.route.iter().any(|hop| hop.no == no))
         });
         if older {
@@ -594,7 +593,7 @@ impl SessionCore {
             holding.group.open_sent(index, t.now.ms);
             t.effects.push(Effect::Open { shard: hop.no, key, plan });
         }
-        self.rearm(id);
+        self.rearm(id, t.now.ms);
     }
 
     fn opened(
@@ -623,6 +622,10 @@ impl SessionCore {
             attempt.opened += 1;
         }
         let Some(holding) = self.holdings.get_mut(&key) else { return };
+        if result.is_ok() {
+            // The lease runs from the moment the shard opened, which is not later than this.
+            holding.group.beat_sent(index, t.now.ms);
+        }
         let mut effects = holding.group.open_answered(index, t.now.ms);
         if matches!(result, Err(AdapterError::WorkerDeath(_))) {
             effects.extend(holding.group.shard_died(index, t.now.ms));
@@ -679,7 +682,7 @@ impl SessionCore {
         let chunk = attempt.route.iter().map(|hop| hop.info.chunk_max).min().unwrap_or(1);
         session.guard.prefilling(t.now.ms);
         self.scheduler.opened(key, chunk);
-        self.rearm(id);
+        self.rearm(id, t.now.ms);
     }
 
     /// No room on a shard: what opened is released, then the session goes back to the front of the queue.
@@ -694,7 +697,7 @@ impl SessionCore {
         let Some(holding) = self.holdings.get_mut(&key) else { return };
         let effects = holding.group.cancel(t.now.ms, Cause::Node, 0);
         self.group_effects(key, effects, t);
-        self.rearm(id);
+        self.rearm(id, t.now.ms);
     }
 
     /// The ledger does not take the epoch: there is nothing to record, and nothing runs without it.
@@ -738,17 +741,18 @@ impl SessionCore {
             session.wait_at_ms = t.now.ms.saturating_add(self.config.wait_ms);
             t.effects.push(Effect::Wait { session: id });
         }
-        self.rearm(id);
+        self.rearm(id, t.now.ms);
     }
 
     /// Sees to it that a session's next moment has a timer: one may be early, none is late.
-    pub(super) fn rearm(&mut self, id: SessionId) {
+    pub(super) fn rearm(&mut self, id: SessionId, now_ms: u64) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let mut due = session.wait_at_ms;
         match &session.state {
             // The shards' own timers bound the end.
             State::Live(attempt) if matches!(attempt.phase, Phase::Stopping) => return,
-            State::Between { not_before_ms } => due = due.min(*not_before_ms),
+            // Once it is over, what is waited for is a route.
+            State::Between { not_before_ms } if *not_before_ms > now_ms => due = due.min(*not_before_ms),
             _ => {}
         }
         due = due.min(session.guard.next_expiry().at_ms);
@@ -1085,11 +1089,11 @@ impl SessionCore {
                 self.between.insert(id);
                 self.scheduler.requeue(KvKey::new(id, epoch));
                 t.effects.push(Effect::Attempt { token });
-                self.rearm(id);
+                self.rearm(id, t.now.ms);
             }
             Decision::AwaitFence => {
                 session.state = State::AwaitingFence(failed);
-                self.rearm(id);
+                self.rearm(id, t.now.ms);
                 self.fence_closed(id, t);
             }
             Decision::No { .. } => self.finish(id, why, t),
@@ -1216,8 +1220,14 @@ impl SessionCore {
     }
 
     fn group_effects(&mut self, key: KvKey, effects: Vec<CancelEffect>, t: &mut Turn<'_>) {
-        let Some(holding) = self.holdings.get(&key) else { return };
+        let Some(holding) = self.holdings.get_mut(&key) else { return };
         let route = holding.route.clone();
+        // A call that is still open at a shard that has let go must not bring the key to life again.
+        for (index, outcome) in holding.group.outcome().shards.iter().enumerate() {
+            if *outcome != ShardOutcome::Pending && !std::mem::replace(&mut holding.forgotten[index], true) {
+                t.effects.push(Effect::Forget { shard: route[index].no, key });
+            }
+        }
         for effect in effects {
             match effect {
                 CancelEffect::SendStop { shard, cause } => {
@@ -1232,27 +1242,28 @@ impl SessionCore {
                 CancelEffect::SendRelease { shard, cause } => {
                     t.effects.push(Effect::Release { shard: route[shard].no, key, cause });
                 }
-                CancelEffect::Settled => self.settled(key, &route, t),
+                CancelEffect::Settled => self.settled(key, t),
             }
         }
         self.rearm_holding(key);
     }
 
     /// No shard holds anything of the key any more.
-    fn settled(&mut self, key: KvKey, route: &[Hop], t: &mut Turn<'_>) {
+    fn settled(&mut self, key: KvKey, t: &mut Turn<'_>) {
         let Some(holding) = self.holdings.remove(&key) else { return };
         if let Some(armed) = holding.armed_ms {
             self.timers.remove(&(armed, Timer::Holding(key)));
         }
         self.held.retain(|held| *held != key);
         self.remember(holding.group.outcome().clone());
-        t.effects.extend(route.iter().map(|hop| Effect::Forget { shard: hop.no, key }));
         self.load_changed = true;
         let id = key.session;
         self.free_rows(id);
+        let gone = !self.holds(id);
         let Some(session) = self.sessions.get_mut(&id) else { return };
         match &session.state {
-            State::Retreating(route) if session.restarts.key() == key => {
+            State::Retreating(route) if gone => {
+                let key = session.restarts.key();
                 session.state = State::Queued(Some(route.clone()));
                 self.scheduler.put_back(key);
             }

@@ -206,7 +206,7 @@ pub enum Effect {
         /// Why.
         cause: Cause,
     },
-    /// The key is gone from the shard. The driver MUST drop whatever call for it is still open there.
+    /// The key is gone from the shard. The driver MUST drop whatever call for it was still open there before this.
     Forget {
         /// The shard.
         shard: ShardNo,

@@ -108,7 +108,7 @@ impl SessionCore {
             Vec::new()
         });
         t.effects.push(Effect::Step { shard: first, token, key, step, prefill, bundle });
-        self.rearm(id);
+        self.rearm(id, t.now.ms);
     }
 
     /// A defect: the session ends, the others never notice.
@@ -199,7 +199,7 @@ impl SessionCore {
                 }));
                 attempt.phase = Phase::Querying { error, hop, states };
                 session.guard.call_started(t.now.ms);
-                self.rearm(id);
+                self.rearm(id, t.now.ms);
                 return;
             }
         }
@@ -399,7 +399,7 @@ impl SessionCore {
             session.guard.call_started(t.now.ms);
             let token = Some(session.token.clone());
             t.effects.push(Effect::Step { shard: first, token, key, step, prefill, bundle });
-            self.rearm(id);
+            self.rearm(id, t.now.ms);
             return;
         }
         self.step_failed(key, error, hop, t);
