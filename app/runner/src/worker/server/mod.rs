@@ -259,6 +259,15 @@ tokio::task_local! {
 #[derive(Debug, Clone, Default)]
 struct Kill(Arc<Notify>);
 
+impl Kill {
+    /// Follows a stream to its end, and resets it if nobody read what it said.
+    async fn unless_heard(self, stream: impl Future<Output = Heard>) {
+        if stream.await == Heard::No {
+            self.0.notify_one();
+        }
+    }
+}
+
 /// Whether a stream's last frames were taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Heard {
@@ -315,8 +324,10 @@ impl generated::Worker for Rpc {
         request: Request<Streaming<pb::ControlRequest>>,
     ) -> Result<Response<Self::ControlStream>, Status> {
         let conn = connection_of(&request)?;
+        let kill = request.extensions().get::<Kill>().cloned().unwrap_or_default();
         let (out, frames) = mpsc::channel(QUEUE);
-        tokio::spawn(control::serve(Arc::clone(&self.0), conn.enter(), request.into_inner(), out));
+        let control = control::serve(Arc::clone(&self.0), conn.enter(), request.into_inner(), out);
+        tokio::spawn(kill.unless_heard(control));
         Ok(Response::new(Box::pin(ReceiverStream::new(frames))))
     }
 
@@ -330,11 +341,7 @@ impl generated::Worker for Rpc {
         match Arc::clone(&self.0.runs).try_acquire_owned() {
             Ok(permit) => {
                 let run = run::serve(Arc::clone(&self.0), conn.enter(), permit, request.into_inner(), out);
-                tokio::spawn(async move {
-                    if run.await == Heard::No {
-                        kill.0.notify_one();
-                    }
-                });
+                tokio::spawn(kill.unless_heard(run));
             }
             Err(_) => {
                 let full = AdapterError::Full("as many sessions as this worker takes are open".to_owned());
