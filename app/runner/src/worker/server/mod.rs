@@ -296,10 +296,9 @@ struct Rpc(Arc<Hub>);
 
 type Frames<T> = Pin<Box<ReceiverStream<Result<T, Status>>>>;
 
-/// The connection that a call came on.
-fn connection_of<T>(request: &Request<T>) -> Result<Arc<Connection>, Status> {
-    let conn = request.extensions().get::<Arc<Connection>>();
-    conn.cloned().ok_or_else(|| Status::internal("a call without a connection"))
+/// The connection that a call came on, as [`connection`] has put it there.
+fn connection_of<T>(request: &Request<T>) -> Arc<Connection> {
+    request.extensions().get::<Arc<Connection>>().cloned().unwrap_or_default()
 }
 
 #[tonic::async_trait]
@@ -323,7 +322,7 @@ impl generated::Worker for Rpc {
         &self,
         request: Request<Streaming<pb::ControlRequest>>,
     ) -> Result<Response<Self::ControlStream>, Status> {
-        let conn = connection_of(&request)?;
+        let conn = connection_of(&request);
         let kill = request.extensions().get::<Kill>().cloned().unwrap_or_default();
         let (out, frames) = mpsc::channel(QUEUE);
         let control = control::serve(Arc::clone(&self.0), conn.enter(), request.into_inner(), out);
@@ -335,7 +334,7 @@ impl generated::Worker for Rpc {
         &self,
         request: Request<Streaming<pb::RunRequest>>,
     ) -> Result<Response<Self::RunStream>, Status> {
-        let conn = connection_of(&request)?;
+        let conn = connection_of(&request);
         let kill = request.extensions().get::<Kill>().cloned().unwrap_or_default();
         let (out, frames) = mpsc::channel(QUEUE);
         match Arc::clone(&self.0.runs).try_acquire_owned() {
