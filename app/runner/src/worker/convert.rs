@@ -64,9 +64,7 @@ pub(super) fn plan_from(plan: &pb::OpenPlan) -> Result<OpenPlan, Malformed> {
 pub(super) fn bundle_to(bundle: Bundle) -> pb::Bundle {
     let payload = match bundle.payload {
         Payload::Tokens(ids) => pb::bundle::Payload::Tokens(pb::Tokens { ids }),
-        Payload::Hidden { rows, cols, data } => {
-            pb::bundle::Payload::Hidden(pb::Hidden { rows, cols, data: data.into() })
-        }
+        Payload::Hidden { rows, cols, data } => pb::bundle::Payload::Hidden(pb::Hidden { rows, cols, data }),
     };
     pb::Bundle { position: bundle.position, payload: Some(payload), digest: bundle.digest.to_vec() }
 }
@@ -75,7 +73,7 @@ pub(super) fn bundle_from(bundle: pb::Bundle) -> Result<Bundle, Malformed> {
     let payload = match bundle.payload.ok_or_else(|| missing("payload"))? {
         pb::bundle::Payload::Tokens(tokens) => Payload::Tokens(tokens.ids),
         pb::bundle::Payload::Hidden(hidden) => {
-            Payload::Hidden { rows: hidden.rows, cols: hidden.cols, data: hidden.data.into() }
+            Payload::Hidden { rows: hidden.rows, cols: hidden.cols, data: hidden.data }
         }
     };
     Ok(Bundle { position: bundle.position, payload, digest: digest("bundle digest", &bundle.digest)? })

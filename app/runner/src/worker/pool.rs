@@ -75,19 +75,6 @@ impl RemotePool {
         Self { shared, _tasks: tasks }
     }
 
-    /// Workers that are connected and have shown life within 3 s, in the addresses' order.
-    #[must_use]
-    pub fn live(&self) -> Vec<Arc<dyn BoundaryAdapter>> {
-        let now_ms = self.shared.clock.now_ms();
-        let fresh = |shard: &&Arc<RemoteShard>| {
-            let beat_ms = shard.last_beat_ms();
-            shard.is_up() && beat_ms.is_some_and(|beat_ms| now_ms.saturating_sub(beat_ms) <= SILENT_MS)
-        };
-        let slots = self.shared.lock();
-        let shards = slots.iter().filter_map(|slot| slot.shard.as_ref()).filter(fresh);
-        shards.map(|shard| Arc::clone(shard) as Arc<dyn BoundaryAdapter>).collect()
-    }
-
     /// Every address and how it stands.
     #[must_use]
     pub fn members(&self) -> Vec<PoolMember> {
@@ -125,8 +112,16 @@ impl RemotePool {
 }
 
 impl ShardPool for RemotePool {
+    /// Workers that are connected and have shown life within 3 s, in the addresses' order.
     fn live(&self) -> Vec<Arc<dyn BoundaryAdapter>> {
-        Self::live(self)
+        let now_ms = self.shared.clock.now_ms();
+        let fresh = |shard: &&Arc<RemoteShard>| {
+            let beat_ms = shard.last_beat_ms();
+            shard.is_up() && beat_ms.is_some_and(|beat_ms| now_ms.saturating_sub(beat_ms) <= SILENT_MS)
+        };
+        let slots = self.shared.lock();
+        let shards = slots.iter().filter_map(|slot| slot.shard.as_ref()).filter(fresh);
+        shards.map(|shard| Arc::clone(shard) as Arc<dyn BoundaryAdapter>).collect()
     }
 }
 

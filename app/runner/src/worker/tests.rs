@@ -27,6 +27,7 @@ use crate::backends::reference::oracle::Oracle;
 use crate::clock::{Clock, SystemClock};
 use crate::failure::Cause;
 use crate::kv::StaleCoordinator;
+use crate::restart::ShardPool;
 use crate::shard::{LocalShard, ShardCounters, ShardHost, ShardSettings};
 
 const PROMPT: [u32; 4] = [7, 3, 9, 1];

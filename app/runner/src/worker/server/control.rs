@@ -8,8 +8,8 @@ use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tonic::{Status, Streaming};
 
-use super::TICK;
 use super::hub::{End, Hub, OnConnection, Refused};
+use super::{Heard, TICK};
 use crate::adapter::KvKey;
 use crate::worker::convert;
 
@@ -21,10 +21,10 @@ pub(super) async fn serve(
     conn: OnConnection,
     inbound: Streaming<pb::ControlRequest>,
     out: Out,
-) {
-    let mut stream = Stream { inbound, out, given: 0, taken: 0 };
+) -> Heard {
+    let mut stream = Stream { inbound, out, given: 0, taken: 0, heard: Heard::Yes };
     let refused = match follow(&hub, &conn, &mut stream).await {
-        Ok(()) => return,
+        Ok(()) => return stream.heard,
         Err(refused) => refused,
     };
     tracing::info!(reason = ?refused.reason, detail = refused.detail, "worker: a coordinator is refused");
@@ -34,6 +34,7 @@ pub(super) async fn serve(
         generation: refused.generation,
     });
     stream.give(&hub, frame).await;
+    stream.heard
 }
 
 struct Stream {
@@ -41,6 +42,7 @@ struct Stream {
     out: Out,
     given: u64,
     taken: u64,
+    heard: Heard,
 }
 
 fn malformed(detail: impl Into<String>) -> Refused {
@@ -69,7 +71,11 @@ impl Stream {
     /// Sends; false when the reader is gone or does not read.
     async fn give(&mut self, hub: &Hub, frame: pb::control_response::Frame) -> bool {
         let response = self.number(frame);
-        matches!(timeout(hub.limits.slow_reader, self.out.send(Ok(response))).await, Ok(Ok(())))
+        let sent = matches!(timeout(hub.limits.slow_reader, self.out.send(Ok(response))).await, Ok(Ok(())));
+        if !sent {
+            self.heard = Heard::No;
+        }
+        sent
     }
 }
 
@@ -148,6 +154,7 @@ async fn beats(
             Err(mpsc::error::TrySendError::Full(())) => {
                 let since = *full_since.get_or_insert_with(Instant::now);
                 if since.elapsed() > hub.limits.slow_reader {
+                    stream.heard = Heard::No;
                     return Ok(());
                 }
             }

@@ -259,6 +259,15 @@ tokio::task_local! {
 #[derive(Debug, Clone, Default)]
 struct Kill(Arc<Notify>);
 
+impl Kill {
+    /// Follows a stream to its end, and resets it if nobody read what it said.
+    async fn unless_heard(self, stream: impl Future<Output = Heard>) {
+        if stream.await == Heard::No {
+            self.0.notify_one();
+        }
+    }
+}
+
 /// Whether a stream's last frames were taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Heard {
@@ -287,10 +296,9 @@ struct Rpc(Arc<Hub>);
 
 type Frames<T> = Pin<Box<ReceiverStream<Result<T, Status>>>>;
 
-/// The connection that a call came on.
-fn connection_of<T>(request: &Request<T>) -> Result<Arc<Connection>, Status> {
-    let conn = request.extensions().get::<Arc<Connection>>();
-    conn.cloned().ok_or_else(|| Status::internal("a call without a connection"))
+/// The connection that a call came on, as [`connection`] has put it there.
+fn connection_of<T>(request: &Request<T>) -> Arc<Connection> {
+    request.extensions().get::<Arc<Connection>>().cloned().unwrap_or_default()
 }
 
 #[tonic::async_trait]
@@ -314,9 +322,11 @@ impl generated::Worker for Rpc {
         &self,
         request: Request<Streaming<pb::ControlRequest>>,
     ) -> Result<Response<Self::ControlStream>, Status> {
-        let conn = connection_of(&request)?;
+        let conn = connection_of(&request);
+        let kill = request.extensions().get::<Kill>().cloned().unwrap_or_default();
         let (out, frames) = mpsc::channel(QUEUE);
-        tokio::spawn(control::serve(Arc::clone(&self.0), conn.enter(), request.into_inner(), out));
+        let control = control::serve(Arc::clone(&self.0), conn.enter(), request.into_inner(), out);
+        tokio::spawn(kill.unless_heard(control));
         Ok(Response::new(Box::pin(ReceiverStream::new(frames))))
     }
 
@@ -324,17 +334,13 @@ impl generated::Worker for Rpc {
         &self,
         request: Request<Streaming<pb::RunRequest>>,
     ) -> Result<Response<Self::RunStream>, Status> {
-        let conn = connection_of(&request)?;
+        let conn = connection_of(&request);
         let kill = request.extensions().get::<Kill>().cloned().unwrap_or_default();
         let (out, frames) = mpsc::channel(QUEUE);
         match Arc::clone(&self.0.runs).try_acquire_owned() {
             Ok(permit) => {
                 let run = run::serve(Arc::clone(&self.0), conn.enter(), permit, request.into_inner(), out);
-                tokio::spawn(async move {
-                    if run.await == Heard::No {
-                        kill.0.notify_one();
-                    }
-                });
+                tokio::spawn(kill.unless_heard(run));
             }
             Err(_) => {
                 let full = AdapterError::Full("as many sessions as this worker takes are open".to_owned());

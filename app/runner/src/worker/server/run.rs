@@ -57,7 +57,7 @@ pub(super) async fn serve(
     }
     match ended {
         Ended::Broken => {}
-        Ended::Failed(error) => drop(stream.fail(&error).await),
+        Ended::Failed(error) => stream.fail(&error).await,
         Ended::Late => {
             let late = Status::deadline_exceeded("the step did not end within its deadline");
             let _ = timeout(stream.hub.limits.slow_reader, stream.out.send(Err(late))).await;
