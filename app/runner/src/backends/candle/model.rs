@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use candle_core::quantized::{GgmlDType, QMatMul, QTensor};
-use candle_core::{D, DType, Device, Module as _, Result as Candle, Tensor};
+use candle_core::{DType, Device, Module as _, Result as Candle, Tensor};
 use candle_nn::ops::{rms_norm, silu, softmax_last_dim};
 use candle_nn::rotary_emb::rope_i;
 
@@ -27,8 +27,8 @@ pub struct CandleModel {
     embed: Option<Arc<QTensor>>,
     blocks: Vec<Block>,
     head: Option<Head>,
-    cos: Tensor,
-    sin: Tensor,
+    /// Angle from one position to the next of each pair, `[1, head_dim / 2]`.
+    angles: Tensor,
 }
 
 /// What one key remembers: keys and values of its positions, for each layer of the shard.
@@ -60,7 +60,7 @@ impl CandleKv {
         self.capacity
     }
 
-    /// Keys and values of the positions it holds, as bits: layer by layer, position by position, key then value.
+    /// What it holds: layer by layer, position by position, key then value.
     ///
     /// # Errors
     /// [`CandleError::Backend`].
@@ -125,9 +125,9 @@ impl CandleModel {
         } else {
             None
         };
-        let (cos, sin) = contain(|| angles(&shape))?;
+        let angles = contain(|| angles(&shape))?;
         let embed = if first { embed } else { None };
-        Ok(Self { shape, layers, digest: file.digest(), embed, blocks, head, cos, sin })
+        Ok(Self { shape, layers, digest: file.digest(), embed, blocks, head, angles })
     }
 
     /// SHA-256 of the whole file, the same at every shard of the model.
@@ -148,7 +148,7 @@ impl CandleModel {
         &self.layers
     }
 
-    /// Whether matrices take several rows at once, none of them or some of them: matrices that do, and all.
+    /// How many matrices take rows in groups on this machine, and how many there are.
     #[must_use]
     pub fn matrices_in_groups(&self) -> (usize, usize) {
         let all: Vec<&Matrix> = self.blocks.iter().flat_map(Block::matrices).collect();
@@ -208,8 +208,10 @@ impl CandleModel {
                 (Input::Hidden(values), _) => Tensor::from_slice(values, (count, d_model), &Device::Cpu)?,
                 (Input::Tokens(_), None) => candle_core::bail!("no embedding here"),
             };
+            let places = (kv.len..kv.len + count).map(|position| self.place(position));
+            let places = places.collect::<Candle<Vec<_>>>()?;
             for (block, (keys, values)) in self.blocks.iter().zip(&kv.layers) {
-                x = self.block(block, keys, values, kv.len, &x)?;
+                x = self.block(block, keys, values, &places, &x)?;
             }
             if let Some(head) = &self.head {
                 let last = x.narrow(0, count - 1, 1)?;
@@ -224,22 +226,26 @@ impl CandleModel {
         Ok(out)
     }
 
+    fn place(&self, position: usize) -> Candle<Place> {
+        let angles = self.angles.broadcast_mul(&Tensor::new(&[[position as f32]], &Device::Cpu)?)?;
+        Ok(Place { position, cos: angles.cos()?, sin: angles.sin()? })
+    }
+
     fn block(
         &self,
         block: &Block,
         keys: &Tensor,
         values: &Tensor,
-        from: usize,
+        places: &[Place],
         x: &Tensor,
     ) -> Candle<Tensor> {
         let normed = rms_norm(x, &block.attn_norm, self.shape.norm_eps)?;
         let (q, k, v) = (block.wq.apply(&normed)?, block.wk.apply(&normed)?, block.wv.apply(&normed)?);
         // A row sees the rows before it and itself; row by row, so that the sums have the same terms in any chunk.
-        let rows = x.dim(0)?;
-        let mut attended = Vec::with_capacity(rows);
-        for row in 0..rows {
+        let mut attended = Vec::with_capacity(places.len());
+        for (row, place) in places.iter().enumerate() {
             let (q, k, v) = (q.narrow(0, row, 1)?, k.narrow(0, row, 1)?, v.narrow(0, row, 1)?);
-            attended.push(self.attend(keys, values, from + row, &q, &k, &v)?);
+            attended.push(self.attend(keys, values, place, &q, &k, &v)?);
         }
         let attended = stack(attended)?;
         let x = (block.wo.apply(&attended)? + x)?;
@@ -248,20 +254,21 @@ impl CandleModel {
         block.w_down.apply(&(silu(&gate)? * up)?)? + x
     }
 
-    /// Attention of the row at `position`, whose key and value are added to KV: `[1, heads · head_dim]`.
+    /// Attention of the row at `place`, whose key and value are added to KV: `[1, heads · head_dim]`.
     fn attend(
         &self,
         keys: &Tensor,
         values: &Tensor,
-        position: usize,
+        place: &Place,
         q: &Tensor,
         k: &Tensor,
         v: &Tensor,
     ) -> Candle<Tensor> {
         let LlamaShape { heads, kv_heads, head_dim, .. } = self.shape;
-        let (cos, sin) = (self.cos.narrow(0, position, 1)?, self.sin.narrow(0, position, 1)?);
-        let q = rope_i(&q.reshape((1, heads, 1, head_dim))?, &cos, &sin)?;
-        let k = rope_i(&k.reshape((1, kv_heads, 1, head_dim))?, &cos, &sin)?;
+        let Place { position, cos, sin } = place;
+        let position = *position;
+        let q = rope_i(&q.reshape((1, heads, 1, head_dim))?, cos, sin)?;
+        let k = rope_i(&k.reshape((1, kv_heads, 1, head_dim))?, cos, sin)?;
         keys.slice_set(&k.reshape((kv_heads, 1, head_dim))?, 1, position)?;
         values.slice_set(&v.reshape((kv_heads, 1, head_dim))?, 1, position)?;
         let keys = keys.narrow(1, 0, position + 1)?.transpose(1, 2)?;
@@ -333,6 +340,13 @@ impl ShardModel for CandleModel {
             }
         }
     }
+}
+
+/// Where a row stands, and how far its pairs are rotated there: `[1, head_dim / 2]`.
+struct Place {
+    position: usize,
+    cos: Tensor,
+    sin: Tensor,
 }
 
 #[derive(Debug)]
@@ -439,13 +453,8 @@ fn norm(file: &mut Gguf, name: &str) -> Result<Tensor, CandleError> {
     contain(|| tensor.dequantize(&Device::Cpu))
 }
 
-/// Cosine and sine of each position's angles, `[max_positions, head_dim / 2]`.
-fn angles(shape: &LlamaShape) -> Candle<(Tensor, Tensor)> {
-    let (positions, width) = (shape.max_positions, shape.head_dim);
-    let steps: Vec<f32> =
-        (0..width).step_by(2).map(|i| 1.0 / shape.rope_base.powf(i as f32 / width as f32)).collect();
-    let steps = Tensor::from_vec(steps, (1, width / 2), &Device::Cpu)?;
-    let positions = Tensor::arange(0, positions as u32, &Device::Cpu)?.to_dtype(DType::F32)?;
-    let angles = positions.unsqueeze(D::Minus1)?.matmul(&steps)?;
-    Ok((angles.cos()?, angles.sin()?))
+fn angles(shape: &LlamaShape) -> Candle<Tensor> {
+    let width = shape.head_dim;
+    let angle = |i: usize| 1.0 / shape.rope_base.powf(i as f32 / width as f32);
+    Tensor::from_vec((0..width).step_by(2).map(angle).collect::<Vec<f32>>(), (1, width / 2), &Device::Cpu)
 }
