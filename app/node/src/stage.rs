@@ -99,7 +99,8 @@ impl ProcessStage {
             }) as BoxFuture<'static, u64>
         });
         let pool = self.set.as_ref().context("it was just set")?.pool.clone();
-        Ok(Scene { pool, clock: self.clock.clone(), deadlines, act, held })
+        let (clock, hold_ms) = (self.clock.clone(), self.pace.hold_ms);
+        Ok(Scene { pool, clock, deadlines, hold_ms, act, held })
     }
 
     /// What is done to the faulty worker once it holds a step back.

@@ -184,6 +184,8 @@ pub struct Scene {
     pub clock: Arc<dyn Clock>,
     /// Limits that bring about the mishap.
     pub deadlines: DeadlineOverrides,
+    /// How long the KV of completed work is held, milliseconds.
+    pub hold_ms: u64,
     /// What happens beside the run.
     pub act: Option<Act>,
     /// What all shards really hold, asked after the run.
@@ -261,9 +263,10 @@ pub async fn run_scenario(
     wish: Wish<'_>,
 ) -> Result<Run, MatrixError> {
     let prompt = stage.prompt();
-    let Scene { pool, clock, deadlines, act, held } = stage.set(scenario, faulty).await?;
-    let config = RunnerConfig::default();
-    let (lease_ms, hold_ms) = (config.session.lease_ms, config.session.hold_ms);
+    let Scene { pool, clock, deadlines, hold_ms, act, held } = stage.set(scenario, faulty).await?;
+    let mut config = RunnerConfig::default();
+    config.session.hold_ms = hold_ms;
+    let lease_ms = config.session.lease_ms;
     let (ledger, _) =
         IdempotencyLedger::open(MemoryStore::default(), LedgerConfig::default(), clock.as_ref())?;
     let mut request =
@@ -361,11 +364,13 @@ pub struct Pace {
     pub total_ms: u64,
     /// The heartbeat of [`Scenario::HeartbeatLoss`], milliseconds: more than a step takes.
     pub heartbeat_ms: u64,
+    /// How long the KV of completed work is held, milliseconds.
+    pub hold_ms: u64,
 }
 
 impl Pace {
     /// On a virtual clock (runner-details 10).
-    pub const VIRTUAL: Self = Self { step_ms: 10, total_ms: 25, heartbeat_ms: 15 };
+    pub const VIRTUAL: Self = Self { step_ms: 10, total_ms: 25, heartbeat_ms: 15, hold_ms: 30_000 };
 
     /// Limits that bring about the scenario.
     #[must_use]
@@ -420,7 +425,14 @@ where
                 Box::pin(std::future::ready(left)) as BoxFuture<'static, u64>
             });
             let pool = Arc::new(FaultyPool::new(shards, failing));
-            Ok(Scene { pool, clock, deadlines: self.pace.deadlines(scenario), act: None, held })
+            Ok(Scene {
+                pool,
+                clock,
+                deadlines: self.pace.deadlines(scenario),
+                hold_ms: self.pace.hold_ms,
+                act: None,
+                held,
+            })
         });
         let scene = scene.map_err(|reason| MatrixError::Stage { scenario: scenario.as_str(), reason });
         Box::pin(std::future::ready(scene))

@@ -88,7 +88,7 @@ impl Stage for Given {
         let held = Box::new(|| Box::pin(std::future::ready(0_u64)) as BoxFuture<'static, u64>);
         let (pool, clock) = (self.pool.clone(), self.clock.clone());
         let deadlines = holdfast_runner::deadline::DeadlineOverrides::default();
-        Box::pin(std::future::ready(Ok(Scene { pool, clock, deadlines, act: None, held })))
+        Box::pin(std::future::ready(Ok(Scene { pool, clock, deadlines, hold_ms: 0, act: None, held })))
     }
 }
 

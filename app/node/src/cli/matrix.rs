@@ -42,7 +42,7 @@ pub(crate) fn workers(text: &str) -> Result<u32, String> {
 /// A pace for real processes on a busy machine.
 pub(crate) fn pace(backend: Backend) -> Pace {
     let total_ms = if backend == Backend::Reference { 2_000 } else { 8_000 };
-    Pace { step_ms: 0, total_ms, heartbeat_ms: 2_500 }
+    Pace { step_ms: 0, total_ms, heartbeat_ms: 2_500, hold_ms: 1_000 }
 }
 
 /// How workers of this program are started.

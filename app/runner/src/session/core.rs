@@ -1131,7 +1131,7 @@ impl SessionCore {
     fn finish(&mut self, id: SessionId, why: StreamTerminated, t: &mut Turn<'_>) {
         let Some(session) = self.take_session(id) else { return };
         let status = work_status_for(why.kind);
-        match self.scheduler.cancel(id, status.into()) {
+        match self.scheduler.cancel(id, status) {
             Ok(
                 CancelledFrom::Queued
                 | CancelledFrom::Active
