@@ -1,1 +1,0 @@
-//! A shard in this process: checks, step order, and a model behind them.
