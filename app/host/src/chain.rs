@@ -13,11 +13,15 @@ use holdfast_proto::cosmos::base::tendermint::v1beta1::{
 };
 use holdfast_proto::cosmos::tx::v1beta1::{BroadcastMode, BroadcastTxRequest, BroadcastTxResponse};
 use holdfast_proto::holdfast::inference::v1::{Inference, QueryInferenceRequest, QueryInferenceResponse};
+use holdfast_proto::holdfast::participants::v1::{
+    Participant, QueryParticipantRequest, QueryParticipantResponse,
+};
 use holdfast_proto::{Any, decode_strict};
 use holdfast_types::{Coin, Hrp};
 use tonic::{Code, Status};
 
 const INFERENCE: &str = "/holdfast.inference.v1.Query/Inference";
+const PARTICIPANT: &str = "/holdfast.participants.v1.Query/Participant";
 const ACCOUNT: &str = "/cosmos.auth.v1beta1.Query/Account";
 const LATEST_BLOCK: &str = "/cosmos.base.tendermint.v1beta1.Service/GetLatestBlock";
 const NODE_INFO: &str = "/cosmos.base.tendermint.v1beta1.Service/GetNodeInfo";
@@ -95,6 +99,19 @@ impl GrpcChain {
     #[must_use]
     pub fn chain_id(&self) -> &str {
         &self.chain_id
+    }
+
+    /// The participant that the key belongs to, if the chain knows one.
+    ///
+    /// # Errors
+    /// [`ChainError`].
+    pub async fn participant(&self) -> Result<Option<Participant>, ChainError> {
+        let request = QueryParticipantRequest { participant: self.key.address().to_bech32(&self.hrp) };
+        match self.channel.unary::<_, QueryParticipantResponse>(PARTICIPANT, &request, None).await {
+            Ok((answer, _)) => Ok(answer.participant),
+            Err(status) if status.code() == Code::NotFound => Ok(None),
+            Err(status) => Err(refused(status)),
+        }
     }
 
     async fn account(&self) -> Result<BaseAccount, ChainError> {

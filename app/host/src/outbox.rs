@@ -3,10 +3,15 @@
 //! The work ledger is the source: a record that is not marked submitted is looked up on the chain, reported if the
 //! chain still waits for it, and marked when the chain shows that it is closed. A crash between any two of these steps
 //! only repeats a look or a report that the chain refuses as a duplicate.
+//!
+//! ```text
+//!  Terminal (durable) ──► look ── chain waits ──► broadcast ──► look … ── ended ──► Submitted, Closed (durable)
+//!                          ▲                        │ in no block in time
+//!                          └────────────────────────┘
+//! ```
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use holdfast_app::tx::pack;
 use holdfast_proto::Any;
@@ -14,64 +19,67 @@ use holdfast_proto::holdfast::inference::v1::{
     Inference, InferenceStatus, MsgFinishInference, MsgReportFailure,
 };
 use holdfast_runner::adapter::KvKey;
-use holdfast_runner::runner::{Report, RunnerHandle, Stopped};
+use holdfast_runner::runner::{MarkError, Report, RunnerHandle, Stopped};
 use holdfast_runner::text::TextCodec;
-use holdfast_runner::{FailureKind, WorkRecord, WorkStatus};
+use holdfast_runner::{Cause, FailureKind, WorkRecord, WorkStatus};
 use sha2::{Digest, Sha256};
 use tokio::sync::Notify;
 
 use crate::chain::{Chain, ChainError, TX_LIFE_BLOCKS};
+use crate::host::{Answers, Pace};
 
-/// Most reports under way at a time.
+/// Most reports looked at in one round.
 const BATCH: usize = 64;
-/// Longest time between two looks.
-const IDLE: Duration = Duration::from_secs(2);
-/// Time between two looks while reports are under way.
-const BUSY: Duration = Duration::from_millis(250);
 
 /// What is to be done about a record.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Step {
     /// Nothing more: the chain has it, or wants nothing. The text says which.
-    Close(String),
+    Close(&'static str),
     /// The chain waits for this.
     Send(Any),
 }
 
 /// Decides what to do about the last record of an inference, given what the chain says of it.
 #[must_use]
-pub fn decide(record: &WorkRecord, chain: Option<&Inference>, me: &str, id: &str, response_hash: [u8; 32]) -> Step {
-    let Some(inference) = chain else {
-        // Ended so long ago that the chain forgot it, or never started: a report would be refused.
-        return Step::Close("unknown".into());
-    };
+pub fn decide(
+    record: &WorkRecord,
+    inference: &Inference,
+    me: &str,
+    response_hash: impl FnOnce() -> [u8; 32],
+) -> Step {
     match inference.status() {
         InferenceStatus::Started => {}
-        status => return Step::Close(status.as_str_name().to_lowercase()),
+        status => return Step::Close(status.as_str_name()),
     }
     match record.status {
         WorkStatus::Completed => Step::Send(pack(&MsgFinishInference {
             executed_by: me.to_owned(),
-            inference_id: id.to_owned(),
-            response_hash: response_hash.to_vec(),
+            inference_id: inference.inference_id.clone(),
+            response_hash: response_hash().to_vec(),
             prompt_tokens: record.prompt_tokens.into(),
             completion_tokens: record.tokens.unwrap_or(0).into(),
         })),
         // The requester withdrew it; its own message says so.
-        WorkStatus::Cancelled if record.cause == Some(holdfast_runner::Cause::Client) => Step::Close("released".into()),
+        WorkStatus::Cancelled if record.cause == Some(Cause::Client) => Step::Close("released"),
         // Whoever was at fault: an executor cannot excuse itself.
-        WorkStatus::Cancelled | WorkStatus::Failed | WorkStatus::Unverified => Step::Send(pack(&MsgReportFailure {
-            executor: me.to_owned(),
-            inference_id: id.to_owned(),
-            kind: record.failure_kind.map_or(0, FailureKind::number),
-        })),
+        WorkStatus::Cancelled | WorkStatus::Failed | WorkStatus::Unverified => {
+            Step::Send(pack(&MsgReportFailure {
+                executor: me.to_owned(),
+                inference_id: inference.inference_id.clone(),
+                kind: record.failure_kind.map_or(0, FailureKind::number),
+            }))
+        }
     }
 }
 
-/// A report under way.
-struct Sent {
-    /// Height from which the transaction can be in no block any more.
-    void_at: u64,
+/// What a record waits for.
+#[derive(Debug, Clone, Copy)]
+enum Wait {
+    /// A report: at this height it can be in no block any more.
+    Sent { void_at: u64 },
+    /// The chain does not know the inference since this height. It may have forgotten it; a node may be behind.
+    Unknown { since: u64 },
 }
 
 /// Reports until the runner stops.
@@ -82,49 +90,49 @@ pub(crate) struct Outbox {
     pub(crate) codec: Arc<dyn TextCodec>,
     /// This host's address as the chain writes it.
     pub(crate) me: String,
+    pub(crate) answers: Arc<Answers>,
     pub(crate) wake: Arc<Notify>,
+    pub(crate) pace: Pace,
 }
 
 impl Outbox {
     pub(crate) async fn run(self) {
-        let mut sent: BTreeMap<KvKey, Sent> = BTreeMap::new();
+        let mut waits: BTreeMap<KvKey, Wait> = BTreeMap::new();
+        let mut told: Option<ChainError> = None;
         loop {
-            match self.round(&mut sent).await {
-                Ok(()) => {}
+            match self.round(&mut waits).await {
+                Ok(()) => told = None,
                 Err(RoundError::Stopped) => return,
-                Err(RoundError::Chain(error)) => tracing::warn!(%error, "reports wait for the chain"),
+                // The same trouble again and again is said once.
+                Err(RoundError::Chain(error)) if told.as_ref() == Some(&error) => {}
+                Err(RoundError::Chain(error)) => {
+                    tracing::warn!(%error, "reports wait for the chain");
+                    told = Some(error);
+                }
             }
-            let pause = if sent.is_empty() { IDLE } else { BUSY };
+            let pause = if waits.is_empty() { self.pace.idle } else { self.pace.busy };
             let _ = tokio::time::timeout(pause, self.wake.notified()).await;
         }
     }
 
-    async fn round(&self, sent: &mut BTreeMap<KvKey, Sent>) -> Result<(), RoundError> {
-        let waiting = self.runner.unsubmitted().await?;
-        sent.retain(|key, _| waiting.iter().any(|report| report.record.key == *key));
-        if waiting.is_empty() {
+    async fn round(&self, waits: &mut BTreeMap<KvKey, Wait>) -> Result<(), RoundError> {
+        let mut reports = self.runner.unsubmitted().await?;
+        waits.retain(|key, _| reports.iter().any(|report| report.record.key == *key));
+        if reports.is_empty() {
             return Ok(());
         }
+        // Those that wait for a block do not keep new ones out.
+        reports.sort_by_key(|report| waits.contains_key(&report.record.key));
         let height = self.chain.height().await?;
-        let mut messages = Vec::new();
-        let mut keys = Vec::new();
-        for Report { record, inference_id, tokens } in waiting.iter().take(BATCH) {
-            let inference = self.chain.inference(inference_id).await?;
-            let text = self.codec.decode(tokens).unwrap_or_default();
-            match decide(record, inference.as_ref(), &self.me, inference_id, response_hash(&text)) {
-                Step::Close(reference) => {
-                    if let Err(error) = self.runner.mark_submitted(record.key, reference).await {
-                        tracing::error!(%error, session = %record.key.session, "cannot mark a report");
-                        return Ok(());
-                    }
-                    self.runner.mark_closed(record.key.session).await.ok();
-                    sent.remove(&record.key);
-                }
-                Step::Send(_) if sent.get(&record.key).is_some_and(|sent| height < sent.void_at) => {}
-                Step::Send(message) => {
+        let (mut keys, mut messages) = (Vec::new(), Vec::new());
+        for report in reports.iter().take(BATCH) {
+            match self.step(report, waits, height).await? {
+                Some(Step::Close(reference)) => self.close(report.record.key, reference).await?,
+                Some(Step::Send(message)) => {
+                    keys.push(report.record.key);
                     messages.push(message);
-                    keys.push(record.key);
                 }
+                None => {}
             }
         }
         if messages.is_empty() {
@@ -136,10 +144,56 @@ impl Outbox {
                 Ok(hash) => {
                     tracing::info!(session = %key.session, %hash, "reported");
                     // One more block, for a node that is a block behind.
-                    sent.insert(key, Sent { void_at: height.saturating_add(TX_LIFE_BLOCKS + 1) });
+                    waits.insert(key, Wait::Sent { void_at: height.saturating_add(TX_LIFE_BLOCKS + 1) });
                 }
-                // Looked up again in the next round: a duplicate shows as closed then.
+                // Looked up again in the next round; a duplicate shows as ended then.
                 Err(error) => tracing::warn!(session = %key.session, %error, "a report was not taken"),
+            }
+        }
+        Ok(())
+    }
+
+    /// What to do about a report now; `None` is to wait.
+    async fn step(
+        &self,
+        report: &Report,
+        waits: &mut BTreeMap<KvKey, Wait>,
+        height: u64,
+    ) -> Result<Option<Step>, RoundError> {
+        let Report { record, inference_id, tokens } = report;
+        let key = record.key;
+        // A session that ended in the queue has no opening in the ledger that would name it.
+        let named = Some(inference_id.clone()).filter(|id| !id.is_empty());
+        let Some(id) = named.or_else(|| self.answers.id_of(key.session)) else {
+            return Ok(Some(Step::Close("unnamed")));
+        };
+        let Some(inference) = self.chain.inference(&id).await? else {
+            let since = match waits.get(&key) {
+                Some(Wait::Unknown { since }) => *since,
+                _ => height,
+            };
+            waits.insert(key, Wait::Unknown { since });
+            let forgotten = height >= since.saturating_add(TX_LIFE_BLOCKS);
+            return Ok(forgotten.then_some(Step::Close("unknown")));
+        };
+        let step = decide(record, &inference, &self.me, || {
+            // The text of an upstream's tokens does not outlive the process; their digest does.
+            self.codec.decode(tokens).map_or(record.output_digest, |text| response_hash(&text))
+        });
+        let under_way = matches!(waits.get(&key), Some(Wait::Sent { void_at }) if height < *void_at);
+        Ok(Some(step).filter(|step| !(under_way && matches!(step, Step::Send(_)))))
+    }
+
+    async fn close(&self, key: KvKey, reference: &str) -> Result<(), RoundError> {
+        let marked = match self.runner.mark_submitted(key, reference).await {
+            Ok(()) => self.runner.mark_closed(key.session).await,
+            Err(error) => Err(error),
+        };
+        match marked {
+            Ok(()) => tracing::info!(session = %key.session, reference, "closed"),
+            Err(MarkError::Stopped(Stopped)) => return Err(RoundError::Stopped),
+            Err(MarkError::Ledger(error)) => {
+                tracing::error!(%error, session = %key.session, "a report cannot be marked");
             }
         }
         Ok(())

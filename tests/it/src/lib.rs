@@ -11,6 +11,7 @@
 //! | `reads` | a thousand calls of each query change nothing |
 //! | `network` | four validators beside real CometBFT: kills, late joiners, votes, proofs, an upgrade |
 //! | `crash` | kill -9 at random instants: a node and its twin, a devnet that is resumed |
+//! | `host` | an executor as a process: serves, reports once, is killed and comes back |
 //! | `devnet` | the inference network: repeatable, conserving, and what the breaker does in it |
 //!
 //! `cargo xtask test` builds the program and grpcurl and names them in `HOLDFASTD` and `GRPCURL`. By hand, after
@@ -28,6 +29,8 @@ mod client;
 mod crash;
 #[cfg(test)]
 mod devnet;
+#[cfg(test)]
+mod host;
 #[cfg(test)]
 mod messages;
 #[cfg(test)]
