@@ -166,7 +166,9 @@ impl Answers {
         answers.insert(id.to_owned(), (number, answer));
         while answers.len() > ANSWERS_MAX {
             let ended = answers.iter().filter(|(_, (_, answer))| answer.lock().end.is_some());
-            let Some(oldest) = ended.min_by_key(|(_, (number, _))| *number).map(|(id, _)| id.clone()) else { break };
+            let Some(oldest) = ended.min_by_key(|(_, (number, _))| *number).map(|(id, _)| id.clone()) else {
+                break;
+            };
             answers.remove(&oldest);
         }
     }
@@ -270,8 +272,11 @@ impl Host {
                 let _ = shared.runner.cancel(answer.session, Cause::Node).await;
             }
         }
+        // One that was stopped has its record only when its shards are quiet.
         let reported = async {
-            while shared.runner.unsubmitted().await.is_ok_and(|waiting| !waiting.is_empty()) {
+            while !shared.answers.running().is_empty()
+                || shared.runner.unsubmitted().await.is_ok_and(|waiting| !waiting.is_empty())
+            {
                 shared.wake.notify_one();
                 sleep(shared.config.pace.busy).await;
             }
@@ -334,7 +339,10 @@ impl Shared {
         }
         let room = self.waiting.try_acquire();
         let _room = room.map_err(|_| {
-            full(format!("{WAITING_MAX} calls wait for the Start of their inference; start it first"), RETRY_MS)
+            full(
+                format!("{WAITING_MAX} calls wait for the Start of their inference; start it first"),
+                RETRY_MS,
+            )
         })?;
         let wait = async {
             let first = self.chain.height().await.map_err(refusal)?;
@@ -359,7 +367,11 @@ impl Shared {
     }
 
     /// The answer to a started inference: one that was made before, or a new one.
-    async fn begin(self: &Arc<Self>, request: &pb::ServeRequest, caller: Address) -> Result<Arc<Answer>, Status> {
+    async fn begin(
+        self: &Arc<Self>,
+        request: &pb::ServeRequest,
+        caller: Address,
+    ) -> Result<Arc<Answer>, Status> {
         let id = &request.inference_id;
         if id.is_empty() || id.len() > ID_MAX {
             return Err(Status::invalid_argument(format!("inference_id: give 1 to {ID_MAX} bytes")));
@@ -429,7 +441,12 @@ impl Shared {
         Ok(())
     }
 
-    fn generate_request(&self, id: &str, body: Body, inference: &Inference) -> Result<GenerateRequest, Status> {
+    fn generate_request(
+        &self,
+        id: &str,
+        body: Body,
+        inference: &Inference,
+    ) -> Result<GenerateRequest, Status> {
         let text = match body.prompt {
             Prompt::Text(text) => text,
             Prompt::Chat(messages) => {

@@ -113,7 +113,8 @@ async fn connection(
             let mut host = host.clone();
             async move {
                 let answer = timeout(CALL, host.call(request)).await;
-                let late = |_| Ok(Status::deadline_exceeded("the message did not arrive in time").into_http());
+                let late =
+                    |_| Ok(Status::deadline_exceeded("the message did not arrive in time").into_http());
                 let answer: Result<http::Response<Body>, Infallible> = answer.unwrap_or_else(late);
                 answer
             }

@@ -197,7 +197,13 @@ fn a_killed_host_reports_the_failure_once_and_a_withdrawn_inference_is_not_repor
         let mut rig = Rig::new(&chain, &node).await;
         // Two sessions come to a stop at their fourth step.
         let worker = Listening::start(&[
-            "worker", "--listen", "127.0.0.1:0", "--fault", "stall@3", "--fault", "stall@3",
+            "worker",
+            "--listen",
+            "127.0.0.1:0",
+            "--fault",
+            "stall@3",
+            "--fault",
+            "stall@3",
         ]);
         let url = format!("http://{}", worker.addr());
         let host = rig.host(&["--worker-url", &url]);

@@ -1,6 +1,6 @@
 //! `holdfastd host`: an executor's service, and `holdfastd infer`, which asks one.
 
-use std::io::{Read as _, Write as _};
+use std::io::Read as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -142,9 +142,7 @@ async fn serve(
     }
 
     let mut keeper = match args.workers {
-        Some(count) => {
-            Some(Keeper::start(worker_command(&args.backend)?, &ranges(opened, count)?).await?)
-        }
+        Some(count) => Some(Keeper::start(worker_command(&args.backend)?, &ranges(opened, count)?).await?),
         None => None,
     };
     let remote = match &keeper {
@@ -152,7 +150,8 @@ async fn serve(
         None if args.worker_from_chain => {
             let listed = participant.map(|participant| participant.workers).unwrap_or_default();
             if listed.is_empty() {
-                let text = "the participant lists no workers; `tx participants update-participant` names them";
+                let text =
+                    "the participant lists no workers; `tx participants update-participant` names them";
                 return Err(fail(42, "--worker-from-chain", text));
             }
             let listed: Vec<ParticipantWorker> = listed
@@ -227,7 +226,8 @@ async fn serve(
             writeln!(io.out, "{value}")?;
         }
         Format::Text => {
-            let workers = if shown.is_empty() { String::new() } else { format!(" over {}", shown.join(", ")) };
+            let workers =
+                if shown.is_empty() { String::new() } else { format!(" over {}", shown.join(", ")) };
             writeln!(io.out, "host {me} listens on {address}: {backend}{workers}, chain {chain_id}")?;
         }
     }
@@ -267,7 +267,8 @@ fn open_ledger(folder: &Path, clock: &dyn Clock) -> Result<IdempotencyLedger> {
         fail(95, "--ledger", format!("{}: {e}{remedy}", folder.display()))
     };
     let store = FileStore::open(folder).map_err(refused)?;
-    let (ledger, recovery) = IdempotencyLedger::open(store, LedgerConfig::default(), clock).map_err(refused)?;
+    let (ledger, recovery) =
+        IdempotencyLedger::open(store, LedgerConfig::default(), clock).map_err(refused)?;
     if !recovery.terminated.is_empty() {
         let inferences = recovery.terminated.len();
         tracing::warn!(inferences, "the last run was broken off; its inferences are reported as failed");
@@ -322,7 +323,9 @@ impl Keeper {
     fn addresses(&self) -> Result<Vec<WorkerAddress>> {
         let parsed = self.kept.iter().map(|kept| {
             let (from, to) = kept.layers;
-            Ok(WorkerAddress::parse(&kept.addr.to_string()).context("a socket address")?.with_layers(from, to))
+            Ok(WorkerAddress::parse(&kept.addr.to_string())
+                .context("a socket address")?
+                .with_layers(from, to))
         });
         parsed.collect()
     }

@@ -460,6 +460,7 @@ fn devnet_without_flags_is_the_run_of_the_documents() {
         report: None,
         headless: false,
         realtime: false,
+        runner: false,
         command: "holdfastd devnet".into(),
     };
     assert_eq!(devnet_config(""), expected);

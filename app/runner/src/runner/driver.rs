@@ -16,9 +16,9 @@ use crate::clock::{Clock, Sleep};
 use crate::ledger::{IdempotencyLedger, LedgerError};
 use crate::record::WorkRecord;
 use crate::restart::ShardPool;
-use crate::runner::{Report, RunnerConfig};
 use crate::runner::generation::{Generation, Outbox};
 use crate::runner::inbox::{Cancel, Commands, Inbox, Question, Reply};
+use crate::runner::{Report, RunnerConfig};
 use crate::session::{Effect, Event, Now, SessionCore, ShardNo, SubmitError};
 
 /// Most answers of shards in one turn.
