@@ -37,7 +37,12 @@ pub mod text;
 pub mod worker;
 
 pub use adapter::{AdapterError, BoundaryAdapter, Bundle, KvKey, Payload, SessionId, StepOut, StepRef};
+pub use cancel::{CancellationOutcome, CancellationToken, ShardCancellationGroup};
 pub use clock::{Clock, SystemClock, VirtualClock};
+pub use deadline::{DeadlineGuard, Deadlines, StreamTerminated};
 pub use failure::{Cause, FailureKind, WorkStatus, classify, work_status_for};
-pub use record::{KvOutcome, WorkRecord};
+pub use ledger::{IdempotencyLedger, StepDisposition, StepKey, UncertainMutationError};
+pub use record::{KvOutcome, WorkLedger, WorkRecord};
+pub use restart::{RestartController, ShardPool};
+pub use scheduler::{ContinuousBatchScheduler, SchedulerTelemetry};
 pub use text::{ByteCodec, ChatMessage, TextCodec, TextError, TextStream};

@@ -129,3 +129,80 @@ impl From<&WorkRecord> for pb::WorkRecord {
         }
     }
 }
+
+/// Counts over attempts. Only completed ones are billed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct WorkLedger {
+    /// Attempts that gave all tokens.
+    pub completed: u64,
+    /// Attempts that were withdrawn.
+    pub cancelled: u64,
+    /// Attempts that failed with nothing in doubt.
+    pub failed: u64,
+    /// Attempts that failed in doubt.
+    pub unverified: u64,
+    /// Tokens of the completed ones.
+    pub billable_tokens: u64,
+}
+
+impl WorkLedger {
+    /// Of one attempt.
+    pub(crate) fn counts(record: &WorkRecord) -> Self {
+        let mut one = Self::default();
+        match record.status {
+            WorkStatus::Completed => one.completed = 1,
+            WorkStatus::Cancelled => one.cancelled = 1,
+            WorkStatus::Failed => one.failed = 1,
+            WorkStatus::Unverified => one.unverified = 1,
+        }
+        if record.billable() {
+            one.billable_tokens = record.tokens.unwrap_or(0).into();
+        }
+        one
+    }
+
+    fn zip(self, other: Self, op: impl Fn(u64, u64) -> u64) -> Self {
+        Self {
+            completed: op(self.completed, other.completed),
+            cancelled: op(self.cancelled, other.cancelled),
+            failed: op(self.failed, other.failed),
+            unverified: op(self.unverified, other.unverified),
+            billable_tokens: op(self.billable_tokens, other.billable_tokens),
+        }
+    }
+
+    /// Adds counts.
+    pub(crate) fn merge(&mut self, other: Self) {
+        *self = self.zip(other, u64::saturating_add);
+    }
+
+    /// Counts an attempt.
+    pub fn add(&mut self, record: &WorkRecord) {
+        self.merge(Self::counts(record));
+    }
+
+    /// Takes an attempt that was counted out again.
+    pub fn remove(&mut self, record: &WorkRecord) {
+        *self = self.zip(Self::counts(record), u64::saturating_sub);
+    }
+
+    /// JSON form.
+    #[must_use]
+    pub fn to_json(&self) -> serde_json::Value {
+        serde_json::json!({
+            "completed": self.completed,
+            "cancelled": self.cancelled,
+            "failed": self.failed,
+            "unverified": self.unverified,
+            "billable_tokens": self.billable_tokens,
+        })
+    }
+}
+
+impl<'a> FromIterator<&'a WorkRecord> for WorkLedger {
+    fn from_iter<T: IntoIterator<Item = &'a WorkRecord>>(records: T) -> Self {
+        let mut sum = Self::default();
+        records.into_iter().for_each(|record| sum.add(record));
+        sum
+    }
+}
