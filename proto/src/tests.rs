@@ -65,6 +65,7 @@ fn the_descriptor_set_lists_every_service_and_method() {
             "holdfast.breaker.v1.Query: CircuitBreaker CircuitBreakers BreakerSummary Overrides WhatIf",
             "holdfast.epochs.v1.Msg: UpdateParams",
             "holdfast.epochs.v1.Query: Params CurrentEpoch Epoch",
+            "holdfast.host.v1.Host: Serve",
             "holdfast.inference.v1.Msg: StartInference FinishInference ReportFailure \
              CancelInference UpdateParams",
             "holdfast.inference.v1.Query: Params Inference Inferences ParticipantStats Sprt \
@@ -74,6 +75,7 @@ fn the_descriptor_set_lists_every_service_and_method() {
              CancelMaintenance RegisterModel UpdateParams",
             "holdfast.participants.v1.Query: Params Participant Participants Models EpochGroup \
              Maintenance Validators",
+            "holdfast.runner.v1.Worker: Describe Control Run",
         ]
     );
 }

@@ -13,6 +13,9 @@ use crate::settings::ChainSettings;
 /// Largest genesis file read, bytes.
 pub const GENESIS_BYTES_MAX: usize = 1 << 30;
 
+/// Highest height at which a chain can begin: far enough from the last number for every sum of a height and a duration.
+pub const INITIAL_HEIGHT_MAX: Height = i64::MAX / 2;
+
 /// A refused genesis document. Every refusal has code 18 of codespace `sdk`.
 #[derive(Debug, Error)]
 pub enum GenesisError {
@@ -189,8 +192,8 @@ impl GenesisDoc {
         Hrp::new(&self.bech32_prefix).map_err(|e| bad("bech32_prefix", e))?;
         Coin::new(&self.fee_denom, 0).map_err(|e| bad("fee_denom", e))?;
         let initial_height: Height = self.initial_height;
-        if !(1..=i64::MAX / 2).contains(&initial_height) {
-            return Err(bad("initial_height", "must be 1 to 4611686018427387903"));
+        if !(1..=INITIAL_HEIGHT_MAX).contains(&initial_height) {
+            return Err(bad("initial_height", format!("must be 1 to {INITIAL_HEIGHT_MAX}")));
         }
         let block = &self.consensus.params.block;
         let max_block_bytes = u64::try_from(block.max_bytes).ok().filter(|n| (1024..=100 << 20).contains(n));

@@ -31,6 +31,8 @@ use holdfast_types::{QueryError, QueryKind};
 use thiserror::Error;
 use tonic::{Code, Status};
 
+use crate::echo::{MESSAGE_CHARS, cut};
+
 pub mod client;
 mod reflection;
 mod server;
@@ -91,15 +93,19 @@ pub struct GrpcLimits {
     pub max_blocking: usize,
     /// Most blocking calls that wait for their turn; more are refused.
     pub max_waiting: usize,
-    /// Longest time a request message may take to arrive.
+    /// Longest time from a connection to the 24 bytes with which every HTTP/2 client begins.
+    pub handshake_timeout: Duration,
+    /// Longest time a request message may take to arrive, and a new connection to its first call.
     pub receive_timeout: Duration,
+    /// A connection without a call is closed after once to twice this time; a client then connects anew.
+    pub idle_timeout: Duration,
     /// Longest wait, after the stop signal, for calls under way.
     pub drain_timeout: Duration,
 }
 
 impl Default for GrpcLimits {
-    /// 10 MiB a request, 64 MiB arriving, 1,024 connections of 256 calls, 2 blocking calls with 256 in line, 30 s to
-    /// arrive, 5 s to drain.
+    /// 10 MiB a request, 64 MiB arriving, 1,024 connections of 256 calls, 2 blocking calls with 256 in line, 5 s to begin,
+    /// 30 s to arrive, 5 min without a call, 5 s to drain.
     fn default() -> Self {
         Self {
             max_request_bytes: 10 << 20,
@@ -108,7 +114,9 @@ impl Default for GrpcLimits {
             max_streams: 256,
             max_blocking: 2,
             max_waiting: 256,
+            handshake_timeout: Duration::from_secs(5),
             receive_timeout: Duration::from_secs(30),
+            idle_timeout: Duration::from_secs(300),
             drain_timeout: Duration::from_secs(5),
         }
     }
@@ -149,7 +157,8 @@ pub fn status(error: QueryError) -> Status {
         QueryKind::Unavailable => Code::Unavailable,
         QueryKind::Internal => Code::Internal,
     };
-    Status::new(code, error.message)
+    // The message travels in a header, which clients take up to some kilobytes only.
+    Status::new(code, cut(&error.message, MESSAGE_CHARS))
 }
 
 /// Answers every path with the request itself, at height 1 or the height asked for: what a call costs without a query.

@@ -16,6 +16,7 @@
 //! | [`grpc`] | the gRPC server in front of a backend, and a client |
 //! | [`files`] | files and folders that are there whole or not at all |
 //! | [`keys`] | account keys |
+//! | [`echo`] | how much of a stranger's text an answer repeats |
 //!
 //! A node embeds `App` in its process, behind an ABCI socket server, or in a test; the modules below `x/` also
 //! work without it, over an embedder's own store and router.
@@ -23,6 +24,7 @@
 pub mod ante;
 pub mod app;
 pub mod composition;
+pub mod echo;
 pub mod files;
 pub mod genesis;
 pub mod grpc;

@@ -21,6 +21,7 @@ use holdfast_store::{KvRead, StoreError};
 use holdfast_types::sdk;
 use thiserror::Error;
 
+use crate::echo::shown;
 use crate::state::{CommitStore, ProofOp, SENTINEL_KEY, SENTINEL_VALUE, StateError, committed_value};
 
 /// Codespace of errors of the state database; their codes are [`StateError::code`].
@@ -151,11 +152,6 @@ fn module_of(path: &str) -> Result<&str, ProofError> {
     }
 }
 
-/// As much of a stranger's text as an answer repeats.
-fn shown(text: &str) -> String {
-    text.chars().take(100).collect()
-}
-
 /// Answers a query for one key from the committed state.
 ///
 /// # Errors
@@ -172,15 +168,15 @@ pub fn query<S: CommitStore>(store: &S, request: &KeyRequest<'_>) -> Result<KeyA
     if height < 0 {
         return Err(ProofError::NegativeHeight(height));
     }
+    if height == 0 || height > latest {
+        // Before the first block there is no state to speak of.
+        return Err(ProofError::FutureHeight { height, latest });
+    }
     if !store.modules().iter().any(|known| known == name) {
         return Err(unknown());
     }
     if request.key.is_empty() {
         return Err(ProofError::EmptyKey);
-    }
-    if height == 0 {
-        // Before the first block there is no state to speak of.
-        return Err(ProofError::FutureHeight { height, latest });
     }
     let key = request.key.to_vec();
     if request.prove {

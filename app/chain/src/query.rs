@@ -11,6 +11,7 @@ use holdfast_proto::{Message, Name, decode_strict};
 use holdfast_types::{Address, QueryError, QueryKind};
 
 use crate::composition::{Composition, Hooks};
+use crate::echo::shown;
 use crate::views::QueryView;
 
 /// Seed of a draw whose caller gave none.
@@ -32,7 +33,7 @@ macro_rules! table {
                     let _ = $hooks;
                     Ok($call?.encode_to_vec())
                 })*
-                _ => Err(QueryError::new(QueryKind::Unimplemented, format!("no query {path:?}"))),
+                _ => Err(QueryError::new(QueryKind::Unimplemented, format!("no query {:?}", shown(path)))),
             }
         }
     };

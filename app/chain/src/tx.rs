@@ -23,6 +23,18 @@ use crate::keys::{PublicKey, SecretKey};
 
 /// Most bytes of a transaction.
 pub const MAX_TX_BYTES: usize = 1 << 20;
+
+/// Refuses a transaction that is too large to be looked at.
+///
+/// # Errors
+/// Codespace `sdk`: 21 above [`MAX_TX_BYTES`].
+pub fn check_size(raw: &[u8]) -> Result<(), ModuleError> {
+    if raw.len() > MAX_TX_BYTES {
+        let text = format!("tx too large: {} bytes, at most {MAX_TX_BYTES}", raw.len());
+        return Err(ModuleError::sdk(sdk::TX_TOO_LARGE, text));
+    }
+    Ok(())
+}
 /// Most messages in a transaction.
 pub const MAX_TX_MESSAGES: usize = 256;
 /// Most signatures on a transaction; the Cosmos SDK's default.
@@ -84,10 +96,7 @@ impl DecodedTx {
     /// 18 too many messages; 7 a message whose first field is no address; 14 too many signatures; 8 a bad public key;
     /// 10 malformed fee; 37 multisignatures, tips, fee payers and granters.
     pub fn decode(raw: &[u8], hrp: &Hrp) -> Result<Self, ModuleError> {
-        if raw.len() > MAX_TX_BYTES {
-            let text = format!("tx too large: {} bytes, at most {MAX_TX_BYTES}", raw.len());
-            return Err(ModuleError::sdk(sdk::TX_TOO_LARGE, text));
-        }
+        check_size(raw)?;
         if raw.is_empty() {
             return Err(tx_decode("the transaction is empty"));
         }

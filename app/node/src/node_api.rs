@@ -4,16 +4,17 @@
 use std::sync::Arc;
 
 use holdfast_app::app::Shared;
+use holdfast_app::echo::{MESSAGE_CHARS, cut, shown};
 use holdfast_app::grpc::GrpcReply;
 use holdfast_app::state::CommitStore;
-use holdfast_app::tx::{TxHash, hash_hex, tx_hash};
+use holdfast_app::tx::{TxHash, check_size, hash_hex, tx_hash};
 use holdfast_proto::cosmos::base::abci::v1beta1::{GasInfo, Result as TxOutcome, TxMsgData, TxResponse};
 use holdfast_proto::cosmos::base::tendermint::v1beta1 as base;
 use holdfast_proto::cosmos::tx::v1beta1 as pb;
 use holdfast_proto::tendermint::abci::{Event as PbEvent, EventAttribute};
 use holdfast_proto::tendermint::{p2p, types};
 use holdfast_proto::{Any, Message, Name, decode_strict, type_url};
-use holdfast_types::{QueryError, QueryKind};
+use holdfast_types::{ModuleError, QueryError, QueryKind};
 
 /// Path of the simulation, which CometBFT's queries reach too.
 pub(crate) const SIMULATE: &str = "/cosmos.tx.v1beta1.Service/Simulate";
@@ -112,7 +113,7 @@ fn node_call<E: NodeApi>(engine: &E, path: &str, request: &[u8]) -> Result<Vec<u
             let (block_id, block, sdk_block) = block(engine, Some(request.height))?;
             base::GetBlockByHeightResponse { block_id, block, sdk_block }.encode_to_vec()
         }
-        _ => return Err(QueryError::new(QueryKind::Unimplemented, format!("no method {path:?}"))),
+        _ => return Err(QueryError::new(QueryKind::Unimplemented, format!("no method {:?}", shown(path)))),
     })
 }
 
@@ -127,9 +128,23 @@ fn broadcast<E: NodeApi>(
     if request.tx_bytes.is_empty() {
         return Err(QueryError::invalid("tx_bytes: give the transaction"));
     }
-    let response = engine.broadcast(&request.tx_bytes, mode)?;
+    // Here, because what carries it to another process may have a limit of its own.
+    let response = match check_size(&request.tx_bytes) {
+        Ok(()) => engine.broadcast(&request.tx_bytes, mode)?,
+        Err(error) => refusal(error),
+    };
     let txhash = hash_hex(&tx_hash(&request.tx_bytes));
     Ok(pb::BroadcastTxResponse { tx_response: Some(TxResponse { txhash, ..response }) })
+}
+
+/// The answer to a transaction that the pool does not take.
+pub(crate) fn refusal(error: ModuleError) -> TxResponse {
+    TxResponse {
+        code: error.code,
+        codespace: error.codespace.to_owned(),
+        raw_log: error.message,
+        ..TxResponse::default()
+    }
 }
 
 fn get_tx<E: NodeApi>(engine: &E, request: &pb::GetTxRequest) -> Result<pb::GetTxResponse, QueryError> {
@@ -195,7 +210,8 @@ pub(crate) fn simulate<S: CommitStore>(
     };
     let result = shared.simulate(&raw).map_err(|e| {
         // The text carries the code: clients read both from it.
-        QueryError::new(QueryKind::InvalidArgument, format!("{} [{} {}]", e.message, e.codespace, e.code))
+        let said = cut(&e.message, MESSAGE_CHARS / 2);
+        QueryError::new(QueryKind::InvalidArgument, format!("{said} [{} {}]", e.codespace, e.code))
     })?;
     let gas_info = GasInfo { gas_wanted: result.gas_wanted, gas_used: result.gas_used };
     let responses = TxMsgData::decode(result.data.as_slice()).unwrap_or_default().msg_responses;

@@ -334,6 +334,18 @@ impl Usage {
     }
 }
 
+/// Tokens of one key as the shard itself counts them, clamped to what was asked for (runner-details 14).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Counts {
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Tokens of the answer.
+    pub completion_tokens: u32,
+}
+
+/// How the text of an [`AdapterError::Internal`] begins that is about the request alone.
+const REQUEST_REFUSED: &str = "request refused: ";
+
 /// Why a shard refused or did not answer. Codes are stable and equal `AdapterErrorCode` on the wire.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AdapterError {
@@ -391,6 +403,18 @@ impl AdapterError {
     pub const fn is_uncertain(&self) -> bool {
         matches!(self, Self::WorkerDeath(_) | Self::StreamReset(_) | Self::Internal(_))
     }
+
+    /// An order that no node could follow, as an upstream's 400 (runner-details 14).
+    #[must_use]
+    pub fn request_refused(detail: &str) -> Self {
+        Self::Internal(format!("{REQUEST_REFUSED}{detail}"))
+    }
+
+    /// Whether the request alone is to blame: no node is at fault. Survives the wire, which carries code and text.
+    #[must_use]
+    pub fn is_request_fault(&self) -> bool {
+        matches!(self, Self::Internal(text) if text.starts_with(REQUEST_REFUSED))
+    }
 }
 
 /// A shard's answer to come. Dropping it does not undo the step: its outcome is then uncertain.
@@ -432,6 +456,13 @@ pub trait BoundaryAdapter: Send + Sync + 'static {
     /// When the shard last showed life by itself, on the coordinator's clock; `None` if its results are its only sign
     /// of life. An open socket is none.
     fn last_beat_ms(&self) -> Option<u64>;
+
+    /// Tokens of a key whose answer is whole, for a shard behind which tokens are counted by somebody else; they, and not
+    /// the number of steps, are billed. `None`: a step is a token.
+    fn counts(&self, key: KvKey) -> Option<Counts> {
+        let _ = key;
+        None
+    }
 
     /// What it holds now. For a shard behind a socket: what this coordinator holds there, as far as it knows.
     fn usage(&self) -> Usage;

@@ -8,14 +8,15 @@
 //! | [`clock`] | the injected clock, real and virtual |
 //! | [`deadline`], [`cancel`], [`restart`] | every wait bounded; one cancel for all shards; failover from token zero |
 //! | [`scheduler`] | continuous batching over a bounded queue |
-//! | [`session`] | one attempt as a state machine |
+//! | [`session`] | all sessions as one state machine without I/O |
 //! | [`runner`] | the driver that composes all of it |
+//! | [`telemetry`] | counters and gauges |
 //! | [`ledger`] | the durable work ledger |
 //! | [`kv`], [`shard`] | a shard in this process |
 //! | [`backends`] | what computes |
 //! | [`text`] | text to tokens and back |
 //! | [`worker`] | a shard in another process |
-//! | [`fault`], [`matrix`] | faults on purpose, and the failure matrix |
+//! | [`fault`], [`proxy`], [`matrix`] | faults on purpose, a wire that can be cut, and the failure matrix |
 
 pub mod adapter;
 pub mod backends;
@@ -27,12 +28,14 @@ pub mod fault;
 pub mod kv;
 pub mod ledger;
 pub mod matrix;
+pub mod proxy;
 pub mod record;
 pub mod restart;
 pub mod runner;
 pub mod scheduler;
 pub mod session;
 pub mod shard;
+pub mod telemetry;
 pub mod text;
 pub mod worker;
 
@@ -44,5 +47,9 @@ pub use failure::{Cause, FailureKind, WorkStatus, classify, work_status_for};
 pub use ledger::{IdempotencyLedger, StepDisposition, StepKey, UncertainMutationError};
 pub use record::{KvOutcome, WorkLedger, WorkRecord};
 pub use restart::{RestartController, ShardPool};
+pub use runner::{
+    Generation, GenerationEvent, HardenedSessionRunner, RunnerConfig, RunnerHandle, drive_while,
+};
 pub use scheduler::{ContinuousBatchScheduler, SchedulerTelemetry};
+pub use session::{FinishReason, GenerateRequest, Outcome, SessionConfig, SubmitError};
 pub use text::{ByteCodec, ChatMessage, TextCodec, TextError, TextStream};

@@ -137,3 +137,25 @@ fn version_completion_and_help_need_no_node() {
     }
     holdfast(&["qery"]).refused(2, &["query", "(cli error 11)"]);
 }
+
+#[test]
+fn a_command_whose_reader_has_gone_ends_without_a_word_and_without_failure() {
+    let chain = Chain::with_executors("pipe-1", &[1, 9], &[(9, 100)]);
+    let home = chain.home();
+    for words in [
+        &["version"][..],
+        &["--help"],
+        &["query", "breaker", "--help"],
+        &["completion", "bash"],
+        &["keys", "list", "--home", &home],
+        &["snapshot", "list", "--home", &home],
+        &["genesis", "validate", "--home", &home],
+        &["devnet", "--headless", "--blocks", "3", "--executors", "2*healthy"],
+    ] {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let ended = command(words).stdout(writer).output().expect("it runs");
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert!(ended.status.success() && said.is_empty(), "{words:?}: {}: {said}", ended.status);
+    }
+}

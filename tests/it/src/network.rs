@@ -624,6 +624,16 @@ fn four_validators_go_through_kills_votes_proofs_and_an_upgrade_with_one_state()
 }
 
 #[test]
+fn a_program_that_ends_at_once_without_an_error_is_not_started_for_ever() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let path = dir.path().join("net").display().to_string();
+    let mut command = process::command(&["localnet", &path, "--validators", "1", "--blocks", "3"]);
+    command.args(["--base-port", &free_ports().to_string(), "--cometbft", "/bin/true"]);
+    let named = ["node0 cometbft", "/bin/true", "exit status: 0", "cli error 83"];
+    process::run(&mut command, BLOCKS).refused(1, &named);
+}
+
+#[test]
 fn a_port_in_use_is_named_before_anything_starts() {
     let dir = tempfile::tempdir().expect("a temporary folder");
     let base = free_ports();

@@ -7,7 +7,7 @@ use tonic::Code;
 
 use crate::chain::{Chain, DENOM, FUNDS, Node, address, committed};
 use crate::client::{Client, FEE, Wallet, block_on, coin};
-use crate::process::{SHORT, command, holdfast, run};
+use crate::process::{SHORT, command, holdfast, run, until};
 
 const BLOCK: &str = "/cosmos.base.tendermint.v1beta1.Service/GetBlockByHeight";
 
@@ -141,7 +141,7 @@ fn a_port_or_a_folder_in_use_is_a_clear_error_and_leaves_the_first_node_alone() 
         let args = ["start", "--home", home, "--grpc-listen", addr, "--log-level", "error"];
         run(&mut command(&args), SHORT)
     };
-    start(&other.home(), &node.addr).refused(1, &[&node.addr, "port in use", "grpc"]);
+    start(&other.home(), &node.addr).refused(1, &[&node.addr, "in use", "--grpc-listen", "cli error 81"]);
     start(&chain.home(), "127.0.0.1:0").refused(1, &["another process", "--home", "data"]);
     assert!(node.running.runs());
     let height = node.height();
@@ -218,4 +218,26 @@ fn blocks_and_node_info_are_read_by_cosmrs() {
         assert_eq!(block(1_000_000).await.expect_err("not reached").code(), Code::OutOfRange);
         assert_eq!(block(-1).await.expect_err("no height").code(), Code::InvalidArgument);
     });
+}
+
+#[test]
+fn a_node_that_nobody_reads_makes_blocks_and_stops_in_order() {
+    let chain = Chain::with_executors("pipe-2", &[1, 9], &[(9, 100)]);
+    let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    let addr = free.expect("a free port").to_string();
+    let (reader, out) = std::io::pipe().expect("a pipe");
+    let err = out.try_clone().expect("a second end");
+    drop(reader);
+    let words = ["start", "--home", &chain.home(), "--grpc-listen", &addr, "--block-seconds", "0.2"];
+    let mut child = command(&words).stdout(out).stderr(err).spawn().expect("it starts");
+    until(SHORT, "the third block", || {
+        assert!(child.try_wait().expect("can be waited for").is_none(), "it ended");
+        let status = run(&mut command(&["status", "--grpc-addr", &addr]), SHORT);
+        let known = status.status.success().then(|| status.json())?;
+        let height = known["sync_info"]["latest_block_height"].as_str()?.parse::<i64>().ok()?;
+        (height >= 3).then_some(())
+    });
+    let stop = format!("kill -TERM {}", child.id());
+    assert!(std::process::Command::new("sh").args(["-c", &stop]).status().expect("sh is there").success());
+    assert!(child.wait().expect("can be waited for").success());
 }

@@ -1,5 +1,6 @@
 //! Runs simulations from the command line.
 
+use std::io::Write as _;
 use std::process::{Command, ExitCode};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,6 +8,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use holdfast_sim::{Counts, Mode, Plan, run, speak};
+
+/// `println!` that ends the process quietly when nobody reads any more, with the code that a shell gives for that: whether
+/// all went well is not known then.
+macro_rules! say {
+    ($($text:tt)*) => {
+        if let Err(error) = writeln!(std::io::stdout(), $($text)*) {
+            std::process::exit(if error.kind() == std::io::ErrorKind::BrokenPipe { 128 + 13 } else { 1 });
+        }
+    };
+}
 
 const USAGE: &str = "\
 usage: holdfast-sim [--seed S] [--seeds K] [--blocks N] [--mode MODE] [--jobs J] [--minutes M]
@@ -101,7 +112,7 @@ fn simulate(args: &Args) -> Outcome {
                             let txs: u64 = counts.codes.values().sum();
                             let good = counts.codes.get(&(String::new(), 0)).copied().unwrap_or_default();
                             let secs = begun.elapsed().as_secs_f64();
-                            println!(
+                            say!(
                                 "seed {seed} {}: {} blocks, {txs} transactions, {good} ok, {secs:.1} s",
                                 mode.name(),
                                 args.blocks
@@ -109,7 +120,7 @@ fn simulate(args: &Args) -> Outcome {
                             outcome.counts.add(&counts);
                         }
                         Err(failure) => {
-                            println!("{failure}");
+                            say!("{failure}");
                             outcome.failures.push(format!("seed {seed} mode {}", mode.name()));
                         }
                     }
@@ -122,18 +133,18 @@ fn simulate(args: &Args) -> Outcome {
 
 fn report(outcome: &Outcome, elapsed: Duration) {
     let counts = &outcome.counts;
-    println!("\nmessages, carried out and refused:");
+    say!("\nmessages, carried out and refused:");
     for (url, tally) in &counts.messages {
         if url.is_ascii() && url.len() < 60 && tally.done + tally.refused > 20 {
-            println!("  {:>9} {:>9}  {url}", tally.done, tally.refused);
+            say!("  {:>9} {:>9}  {url}", tally.done, tally.refused);
         }
     }
     let list = |map: &std::collections::BTreeMap<String, u64>| {
         map.iter().map(|(what, n)| format!("{what} {n}")).collect::<Vec<_>>().join(", ")
     };
-    println!("proposals: {}", list(&counts.proposals));
-    println!("driver: {}", list(&counts.driver));
-    println!(
+    say!("proposals: {}", list(&counts.proposals));
+    say!("driver: {}", list(&counts.driver));
+    say!(
         "codes: {}",
         counts
             .codes
@@ -142,14 +153,14 @@ fn report(outcome: &Outcome, elapsed: Duration) {
             .collect::<Vec<_>>()
             .join(", ")
     );
-    println!("{} runs, {} failed, {:.0} s", outcome.runs, outcome.failures.len(), elapsed.as_secs_f64());
+    say!("{} runs, {} failed, {:.0} s", outcome.runs, outcome.failures.len(), elapsed.as_secs_f64());
 }
 
 fn main() -> ExitCode {
     let args = match Args::parse(std::env::args().skip(1)) {
         Ok(Some(args)) => args,
         Ok(None) => {
-            println!("{USAGE}");
+            say!("{USAGE}");
             return ExitCode::SUCCESS;
         }
         Err(error) => {
@@ -172,6 +183,6 @@ fn main() -> ExitCode {
     if outcome.failures.is_empty() {
         return ExitCode::SUCCESS;
     }
-    println!("failed: {}", outcome.failures.join("; "));
+    say!("failed: {}", outcome.failures.join("; "));
     ExitCode::FAILURE
 }

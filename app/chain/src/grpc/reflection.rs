@@ -38,6 +38,10 @@ pub(super) struct Descriptors {
     services: BTreeSet<String>,
 }
 
+/// Services of other processes: their files are in the descriptor set, which is one for all, but nobody answers for them
+/// here.
+const NOT_SERVED: [&str; 2] = ["holdfast.runner.v1.Worker", "holdfast.host.v1.Host"];
+
 impl Descriptors {
     /// All files of `sets`, each an encoded `google.protobuf.FileDescriptorSet`. Of two files of one name the first
     /// counts.
@@ -55,7 +59,7 @@ impl Descriptors {
         Ok(all)
     }
 
-    /// Full names of all services, sorted.
+    /// Full names of the services that a chain node answers for, sorted.
     pub(super) fn services(&self) -> impl Iterator<Item = &str> {
         self.services.iter().map(String::as_str)
     }
@@ -85,7 +89,9 @@ impl Descriptors {
                 self.by_symbol.insert(join(&name, method.name()), index);
             }
             self.by_symbol.insert(name.clone(), index);
-            self.services.insert(name);
+            if !NOT_SERVED.contains(&name.as_str()) {
+                self.services.insert(name);
+            }
         }
         Ok(())
     }

@@ -6,18 +6,21 @@
 use std::convert::Infallible;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 use std::{any::Any, io};
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
-use hyper::body::Incoming;
+use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
@@ -36,6 +39,12 @@ const HEALTH: &str = "/grpc.health.v1.Health/";
 const REFLECTION_V1: &str = "/grpc.reflection.v1.ServerReflection/";
 const REFLECTION_V1ALPHA: &str = "/grpc.reflection.v1alpha.ServerReflection/";
 const REFLECTION_METHOD: &str = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
+
+/// What every HTTP/2 client sends first (RFC 9113, 3.4).
+const PREFACE: [u8; 24] = *b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// Time between two questions whether a client is still there, and the longest wait for the answer.
+const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(10));
 
 /// Longest message to health and reflection, in bytes: they take names.
 const NAME_BYTES: usize = 64 << 10;
@@ -112,7 +121,9 @@ fn check(limits: &GrpcLimits) -> Result<(), GrpcServeError> {
         max_blocking,
         // None in line is a choice.
         max_waiting: _,
+        handshake_timeout,
         receive_timeout,
+        idle_timeout,
         // No wait is a choice.
         drain_timeout: _,
     } = *limits;
@@ -132,8 +143,14 @@ fn check(limits: &GrpcLimits) -> Result<(), GrpcServeError> {
     if max_blocking == 0 {
         return limit("max_blocking", "must be at least 1");
     }
+    if handshake_timeout.is_zero() {
+        return limit("handshake_timeout", "must be above zero");
+    }
     if receive_timeout.is_zero() {
         return limit("receive_timeout", "must be above zero");
+    }
+    if idle_timeout.is_zero() {
+        return limit("idle_timeout", "must be above zero");
     }
     Ok(())
 }
@@ -160,25 +177,30 @@ async fn connection(
     mut stopped: watch::Receiver<()>,
     _slot: Option<OwnedSemaphorePermit>,
 ) {
+    let limits = server.limits;
+    let (mut reading, writing) = socket.into_split();
     // A client speaks first. One that never does would hold its slot for ever.
-    let spoke = tokio::select! {
-        spoke = tokio::time::timeout(server.limits.receive_timeout, socket.readable()) => matches!(spoke, Ok(Ok(()))),
+    let began = tokio::select! {
+        began = tokio::time::timeout(limits.handshake_timeout, preface(&mut reading)) => began.unwrap_or(false),
         _ = stopped.changed() => false,
     };
-    if !spoke {
+    if !began {
         return;
     }
+    let socket = tokio::io::join(PREFACE.as_slice().chain(reading), writing);
     let mut http = http2::Builder::new(TokioExecutor::new());
     http.timer(TokioTimer::new())
         .auto_date_header(false)
-        .max_concurrent_streams(server.limits.max_streams)
+        .max_concurrent_streams(limits.max_streams)
         .initial_stream_window_size(1 << 20)
         .initial_connection_window_size(2 << 20)
-        .keep_alive_interval(Duration::from_secs(60))
-        .keep_alive_timeout(Duration::from_secs(20));
+        .keep_alive_interval(KEEP_ALIVE.0)
+        .keep_alive_timeout(KEEP_ALIVE.1);
+    let calls = Arc::new(Calls::default());
+    let counted = Arc::clone(&calls);
     let service = service_fn(move |request| {
-        let server = Arc::clone(&server);
-        async move { Ok::<_, Infallible>(server.answer(request).await) }
+        let (server, open) = (Arc::clone(&server), Open::new(&counted));
+        async move { Ok::<_, Infallible>(server.answer(request).await.map(|body| Counted { body, _open: open })) }
     });
     let mut serving = pin!(http.serve_connection(TokioIo::new(socket), service));
     let ended = tokio::select! {
@@ -187,9 +209,103 @@ async fn connection(
             serving.as_mut().graceful_shutdown();
             serving.await
         }
+        () = calls.idle(&limits) => {
+            serving.as_mut().graceful_shutdown();
+            // A client that does not agree to go is cut off, unless it began a call at this very moment.
+            loop {
+                match tokio::time::timeout(limits.drain_timeout, serving.as_mut()).await {
+                    Ok(ended) => break ended,
+                    Err(_) if calls.open.load(Ordering::Relaxed) == 0 => return,
+                    Err(_) => {}
+                }
+            }
+        }
     };
     if let Err(error) = ended {
         tracing::debug!(%error, "gRPC: a connection broke off");
+    }
+}
+
+/// Reads the first bytes of a connection; `false` as soon as they are not those of HTTP/2.
+async fn preface(reading: &mut (impl AsyncRead + Unpin)) -> bool {
+    let mut bytes = [0; PREFACE.len()];
+    let mut filled = 0;
+    while let Some(left) = bytes.get_mut(filled..).filter(|left| !left.is_empty()) {
+        match reading.read(left).await {
+            Ok(read) if read > 0 => filled = filled.saturating_add(read),
+            _ => return false,
+        }
+        if PREFACE.get(..filled) != bytes.get(..filled) {
+            return false;
+        }
+    }
+    true
+}
+
+/// The calls of one connection.
+#[derive(Debug, Default)]
+struct Calls {
+    /// Under way, to the last byte of the answer.
+    open: AtomicUsize,
+    /// Ever begun.
+    begun: AtomicUsize,
+}
+
+impl Calls {
+    /// Resolves when the connection has been without a call for too long.
+    async fn idle(&self, limits: &GrpcLimits) {
+        let (mut wait, mut before) = (limits.receive_timeout, 0);
+        loop {
+            tokio::time::sleep(wait).await;
+            let begun = self.begun.load(Ordering::Relaxed);
+            if begun == before && self.open.load(Ordering::Relaxed) == 0 {
+                return;
+            }
+            (wait, before) = (limits.idle_timeout, begun);
+        }
+    }
+}
+
+/// One call that is under way.
+struct Open(Arc<Calls>);
+
+impl Open {
+    fn new(calls: &Arc<Calls>) -> Self {
+        calls.open.fetch_add(1, Ordering::Relaxed);
+        calls.begun.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(calls))
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// An answer, whose call is open until it is sent or given up.
+struct Counted {
+    body: Outgoing,
+    _open: Open,
+}
+
+impl Body for Counted {
+    type Data = <Outgoing as Body>::Data;
+    type Error = <Outgoing as Body>::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 

@@ -10,6 +10,7 @@ use holdfast_proto::cosmos::base::v1beta1::Coin;
 use http::HeaderMap;
 use hyper::body::{Body, Frame};
 use prost_types::FileDescriptorSet;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -163,6 +164,13 @@ async fn a_bad_height_header_is_named_and_refused() {
     let status = tonic_echo(channel, &["9223372036854775807"]).await.unwrap_err();
     assert_eq!(status.code(), Code::OutOfRange);
     server.stop().await;
+}
+
+#[test]
+fn a_long_message_is_cut_to_what_a_header_carries() {
+    let status = status(QueryError::new(QueryKind::InvalidArgument, "ä".repeat(100_000)));
+    assert_eq!(status.message().chars().count(), 4_097);
+    assert!(status.message().ends_with("ä…"));
 }
 
 #[tokio::test]
@@ -399,6 +407,69 @@ async fn a_stop_waits_for_a_silent_or_endless_client_only_so_long() {
 }
 
 #[tokio::test]
+async fn silent_connections_beyond_every_slot_keep_nobody_out_for_long() {
+    let limits = GrpcLimits {
+        max_connections: 8,
+        handshake_timeout: Duration::from_millis(150),
+        ..GrpcLimits::default()
+    };
+    let server = Running::at("127.0.0.1:0", Arc::new(Toy::default()), limits).await;
+    let mut silent = Vec::new();
+    for n in 0..40 {
+        let mut socket = tokio::net::TcpStream::connect(&server.addr).await.unwrap();
+        // Some begin as a client does, and stop in the middle.
+        let begun = if n % 2 == 0 { 0 } else { n % 24 };
+        socket.write_all(&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..begun]).await.unwrap();
+        silent.push(socket);
+    }
+    let call = async { server.channel().await.unary_raw(ECHO, b"abc", None).await.unwrap().0 };
+    assert_eq!(tokio::time::timeout(Duration::from_secs(10), call).await.unwrap(), "abc");
+    // They were closed, not only passed by.
+    let mut byte = [0];
+    assert!(matches!(silent[0].read(&mut byte).await, Ok(0) | Err(_)));
+    // What cannot become HTTP/2 is not waited for.
+    let mut browser = tokio::net::TcpStream::connect(&server.addr).await.unwrap();
+    browser.write_all(b"GET / HTTP/1.0\r\n\r\n").await.unwrap();
+    assert!(matches!(browser.read(&mut byte).await, Ok(0) | Err(_)));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_connection_without_a_call_is_closed_and_one_with_a_call_is_not() {
+    let wait = Duration::from_millis(150);
+    let limits = GrpcLimits {
+        max_connections: 2,
+        receive_timeout: wait,
+        idle_timeout: wait,
+        drain_timeout: Duration::from_millis(300),
+        ..GrpcLimits::default()
+    };
+    let server = Running::at("127.0.0.1:0", Arc::new(Toy::default()), limits).await;
+    // An answer that goes on keeps its connection.
+    let mut health = HealthClient::new(server.tonic().await);
+    let mut watched = health.watch(HealthCheckRequest::default()).await.unwrap().into_inner();
+    assert_eq!(watched.next().await.unwrap().unwrap().status(), Health::Serving);
+    // Each takes the other slot, asks nothing or only once, and would hold it.
+    for asks in [false, true, false, true] {
+        let channel = tokio::time::timeout(Duration::from_secs(10), server.channel()).await.unwrap();
+        if asks {
+            assert_eq!(channel.unary_raw(ECHO, b"abc", None).await.unwrap().0, "abc");
+        }
+        // A client that answers nothing either.
+        let mut mute = tokio::net::TcpStream::connect(&server.addr).await.unwrap();
+        mute.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+        let mut all = Vec::new();
+        tokio::time::timeout(Duration::from_secs(10), mute.read_to_end(&mut all)).await.unwrap().ok();
+        // The idle one finds its way back.
+        let answer = tokio::time::timeout(Duration::from_secs(10), channel.unary_raw(ECHO, b"abc", None));
+        assert_eq!(answer.await.unwrap().unwrap().0, "abc");
+    }
+    assert!(tokio::time::timeout(wait, watched.next()).await.is_err(), "the watch goes on");
+    server.stop().await;
+    assert_eq!(watched.next().await.unwrap().unwrap().status(), Health::NotServing);
+}
+
+#[tokio::test]
 async fn a_client_connects_anew_when_the_server_comes_back() {
     let server = Running::toy().await;
     let addr = server.addr.clone();
@@ -434,7 +505,9 @@ async fn limits_that_let_nothing_through_are_refused() {
         ("max_connections", GrpcLimits { max_connections: 0, ..ok }),
         ("max_streams", GrpcLimits { max_streams: 0, ..ok }),
         ("max_blocking", GrpcLimits { max_blocking: 0, ..ok }),
+        ("handshake_timeout", GrpcLimits { handshake_timeout: Duration::ZERO, ..ok }),
         ("receive_timeout", GrpcLimits { receive_timeout: Duration::ZERO, ..ok }),
+        ("idle_timeout", GrpcLimits { idle_timeout: Duration::ZERO, ..ok }),
     ];
     for (name, limits) in bad {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -460,6 +533,9 @@ fn descriptors() -> FileDescriptorSet {
     FileDescriptorSet::decode(holdfast_proto::FILE_DESCRIPTOR_SET).unwrap()
 }
 
+/// Services in the descriptor set that a chain node does not answer for.
+const OF_OTHERS: [&str; 2] = ["holdfast.host.v1.Host", "holdfast.runner.v1.Worker"];
+
 #[tokio::test]
 async fn reflection_lists_every_service_in_both_versions() {
     let server = Running::toy().await;
@@ -480,6 +556,10 @@ async fn reflection_lists_every_service_in_both_versions() {
         "cosmos.base.tendermint.v1beta1.Service",
     ] {
         assert!(expected.contains(name), "{name}");
+    }
+    // Of other processes: described, not served.
+    for name in OF_OTHERS {
+        assert!(expected.remove(name), "{name}");
     }
     for name in [
         "grpc.health.v1.Health",
@@ -598,8 +678,10 @@ async fn health_says_serving_for_the_server_and_each_service() {
         let request = HealthCheckRequest { service: service.into() };
         assert_eq!(client.check(request).await.unwrap().into_inner().status(), Health::Serving, "{service}");
     }
-    let status = client.check(HealthCheckRequest { service: "no.such.Service".into() }).await.unwrap_err();
-    assert_eq!(status.code(), Code::NotFound);
+    for service in [&["no.such.Service"][..], &OF_OTHERS].concat() {
+        let status = client.check(HealthCheckRequest { service: service.into() }).await.unwrap_err();
+        assert_eq!(status.code(), Code::NotFound, "{service}");
+    }
     server.stop().await;
 }
 

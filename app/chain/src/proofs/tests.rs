@@ -133,6 +133,11 @@ fn what_has_no_answer_is_refused_by_its_own_code() {
     for prove in [true, false] {
         assert_eq!(code(KEY, b"x", 6, prove), ("sdk", 26), "future");
         assert_eq!(code(KEY, b"x", i64::MAX, prove), ("sdk", 26));
+        assert_eq!(
+            code("/store/nobody/key", b"x", i64::MAX, prove),
+            ("sdk", 26),
+            "which stores it has nobody knows"
+        );
         assert_eq!(code(KEY, b"x", -1, prove), ("sdk", 18), "negative");
         assert_eq!(code(KEY, b"x", i64::MIN, prove), ("sdk", 18));
         assert_eq!(code(KEY, b"x", 2, prove), ("state", 7), "pruned is not absent");

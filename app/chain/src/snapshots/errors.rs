@@ -39,9 +39,9 @@ pub enum SnapshotError {
         what: String,
     },
     /// A file on disk that is not what was written.
-    #[error("snapshot {path} is damaged: {what}: delete it and create or fetch it again")]
+    #[error("{path} is damaged: {what}: delete the snapshot and create or fetch it again")]
     Damaged {
-        /// Folder.
+        /// File.
         path: PathBuf,
         /// What is wrong.
         what: String,

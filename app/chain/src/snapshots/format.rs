@@ -3,6 +3,7 @@
 use sha2::{Digest, Sha256};
 
 use super::{CHUNK_BYTES, METADATA_BYTES_MAX, SnapshotError, VALUE_BYTES_MAX};
+use crate::genesis::INITIAL_HEIGHT_MAX;
 use crate::state::{MAX_KEY_BYTES, module_map_root};
 
 const MAGIC: &[u8; 16] = b"holdfast.snap.v1";
@@ -54,9 +55,12 @@ impl Metadata {
     /// The bytes.
     ///
     /// # Errors
-    /// `TooLarge` when there are more than [`METADATA_BYTES_MAX`].
+    /// `TooLarge` when there are more than [`METADATA_BYTES_MAX`], or the height is none that a chain can go on from.
     pub fn encode(&self) -> Result<Vec<u8>, SnapshotError> {
         let too_large = |what: &str| SnapshotError::TooLarge { what: what.to_owned() };
+        if self.height >= INITIAL_HEIGHT_MAX {
+            return Err(too_large("height"));
+        }
         let mut out = Vec::with_capacity(self.chunks.len().saturating_mul(32).saturating_add(1024));
         out.extend_from_slice(MAGIC);
         put_text(&mut out, &self.chain_id, CHAIN_ID_MAX).ok_or_else(|| too_large("chain id"))?;
@@ -74,6 +78,8 @@ impl Metadata {
         let chunks = u32::try_from(self.chunks.len()).map_err(|_| too_large("number of chunks"))?;
         out.extend_from_slice(&chunks.to_be_bytes());
         self.chunks.iter().for_each(|hash| out.extend_from_slice(hash));
+        let seal = sha256(&out);
+        out.extend_from_slice(&seal);
         if out.len() > METADATA_BYTES_MAX {
             let text = format!("{chunks} chunks need more than {METADATA_BYTES_MAX} bytes of metadata");
             return Err(SnapshotError::TooLarge { what: text });
@@ -81,7 +87,7 @@ impl Metadata {
         Ok(out)
     }
 
-    /// Reads metadata and checks it against itself: limits, order of the modules, their roots against the app hash,
+    /// Reads metadata and checks it against itself: the hash at its end, limits, order of the modules, their roots against the app hash,
     /// the number of chunks against the length of the stream.
     ///
     /// # Errors
@@ -90,8 +96,16 @@ impl Metadata {
         if bytes.len() > METADATA_BYTES_MAX {
             return Err(SnapshotError::malformed(format!("metadata: over {METADATA_BYTES_MAX} bytes")));
         }
+        // No other field has a second opinion on the height.
+        let (fields, seal) = bytes.split_last_chunk::<32>().unwrap_or((bytes, &[0; 32]));
+        if !fields.starts_with(MAGIC) {
+            return Err(SnapshotError::malformed("metadata: is none of this format"));
+        }
+        if sha256(fields) != *seal {
+            return Err(SnapshotError::malformed("metadata: the hash at its end is not that of its bytes"));
+        }
         let metadata =
-            Self::read(bytes).ok_or_else(|| SnapshotError::malformed("metadata: cannot be read"))?;
+            Self::read(fields).ok_or_else(|| SnapshotError::malformed("metadata: cannot be read"))?;
         metadata.check()?;
         Ok(metadata)
     }
@@ -133,8 +147,8 @@ impl Metadata {
         if !(1..=CHAIN_ID_MAX).contains(&self.chain_id.len()) {
             return bad("chain id has not 1 to 50 bytes");
         }
-        if self.height < 1 {
-            return bad("height is below 1");
+        if !(1..INITIAL_HEIGHT_MAX).contains(&self.height) {
+            return bad("height is out of range");
         }
         let ordered = self.modules.windows(2).all(|pair| matches!(pair, [a, b] if a.name < b.name));
         if self.modules.is_empty() || !ordered {

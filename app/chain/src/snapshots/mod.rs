@@ -15,7 +15,7 @@
 //! |---|---|
 //! | 16 | `holdfast.snap.v1` |
 //! | 1 + n | chain id: length 1 to 50, text |
-//! | 8 | height |
+//! | 8 | height, below [`INITIAL_HEIGHT_MAX`](crate::genesis::INITIAL_HEIGHT_MAX) |
 //! | 32 | app hash after that height |
 //! | 2 | number of modules |
 //! | 1 + n + 32 each | module: length 1 to 64, name, root of its tree; by name |
@@ -24,6 +24,7 @@
 //! | 4 | length of every chunk but the last, always 10,000,000 |
 //! | 4 | number of chunks |
 //! | 32 each | SHA-256 of the chunk |
+//! | 32 | SHA-256 of all bytes before it |
 //!
 //! **Hash** of the snapshot: SHA-256 of the metadata, which holds the hash of every chunk.
 //!

@@ -36,10 +36,10 @@ impl SnapshotFolder {
         let folder = Self::read(path.as_ref())?;
         for index in 0..folder.info.chunks {
             let file = folder.path.join(index.to_string());
-            let found = fs::metadata(&file).map_err(SnapshotError::io(&file))?.len();
+            let found = fs::metadata(&file).map_err(of_snapshot(&file))?.len();
             if usize::try_from(found).ok() != folder.metadata.chunk_len(index) {
-                let what = format!("chunk {index} has {found} bytes");
-                return Err(SnapshotError::Damaged { path: folder.path, what });
+                let what = format!("it has {found} bytes, which the metadata does not say");
+                return Err(SnapshotError::Damaged { path: file, what });
             }
         }
         Ok(folder)
@@ -47,9 +47,12 @@ impl SnapshotFolder {
 
     /// Without a look at the chunks.
     fn read(path: &Path) -> Result<Self, SnapshotError> {
-        let damaged = |what: String| SnapshotError::Damaged { path: path.to_owned(), what };
-        let encoded = read_up_to(&path.join(METADATA), METADATA_BYTES_MAX)?
-            .ok_or_else(|| damaged(format!("metadata has over {METADATA_BYTES_MAX} bytes")))?;
+        let file = path.join(METADATA);
+        let damaged = |what: String| SnapshotError::Damaged { path: file.clone(), what };
+        // A folder that is not there is no damaged snapshot.
+        fs::read_dir(path).map_err(SnapshotError::io(path))?;
+        let encoded = read_up_to(&file, METADATA_BYTES_MAX)?
+            .ok_or_else(|| damaged(format!("it has over {METADATA_BYTES_MAX} bytes")))?;
         let metadata = Metadata::decode(&encoded).map_err(|e| damaged(e.to_string()))?;
         let info = SnapshotInfo {
             height: metadata.height.unsigned_abs(),
@@ -87,20 +90,30 @@ impl SnapshotFolder {
         ) else {
             return Ok(None);
         };
-        let bytes = read_up_to(&self.path.join(index.to_string()), length)?;
-        match bytes {
+        let path = self.path.join(index.to_string());
+        match read_up_to(&path, length)? {
             Some(bytes) if format::sha256(&bytes) == *hash => Ok(Some(bytes)),
-            _ => {
-                let what = format!("chunk {index} has another hash");
-                Err(SnapshotError::Damaged { path: self.path.clone(), what })
-            }
+            _ => Err(SnapshotError::Damaged {
+                path,
+                what: "it has another hash than the metadata says".into(),
+            }),
         }
+    }
+}
+
+/// For `map_err` beside the reading of a file that belongs to a snapshot: a missing one is damage.
+fn of_snapshot(path: &Path) -> impl FnOnce(std::io::Error) -> SnapshotError {
+    |error| match error.kind() {
+        std::io::ErrorKind::NotFound => {
+            SnapshotError::Damaged { path: path.to_owned(), what: "it is missing".into() }
+        }
+        _ => SnapshotError::io(path)(error),
     }
 }
 
 /// The file's bytes, or `None` when there are more than `most`.
 fn read_up_to(path: &Path, most: usize) -> Result<Option<Vec<u8>>, SnapshotError> {
-    let file = File::open(path).map_err(SnapshotError::io(path))?;
+    let file = File::open(path).map_err(of_snapshot(path))?;
     let limit = u64::try_from(most).unwrap_or(u64::MAX).saturating_add(1);
     let mut bytes = Vec::new();
     file.take(limit).read_to_end(&mut bytes).map_err(SnapshotError::io(path))?;
@@ -118,7 +131,7 @@ pub fn list(dir: &Path) -> Result<Vec<SnapshotFolder>, SnapshotError> {
     let mut found = Vec::new();
     for height in heights {
         let path = place(dir, height, FORMAT);
-        if !path.join(METADATA).is_file() {
+        if !path.is_dir() {
             continue;
         }
         match SnapshotFolder::open(&path) {
@@ -294,12 +307,15 @@ impl SnapshotStore {
     /// The snapshot of a height and format, without a look at the chunks.
     fn find(&self, height: u64, format: u32) -> Result<SnapshotFolder, SnapshotError> {
         let path = place(&self.0.dir, height, format);
-        let missing = SnapshotError::Missing { height, format };
-        if format != FORMAT || !path.join(METADATA).is_file() {
-            return Err(missing);
+        if format != FORMAT || !path.is_dir() {
+            return Err(SnapshotError::Missing { height, format });
         }
         let folder = SnapshotFolder::read(&path)?;
-        if folder.info.height == height { Ok(folder) } else { Err(missing) }
+        if folder.info.height != height {
+            let what = format!("it is of height {}", folder.info.height);
+            return Err(SnapshotError::Damaged { path: path.join(METADATA), what });
+        }
+        Ok(folder)
     }
 
     /// A chunk for a peer, checked against its hash; `None` when there is no such snapshot or chunk. The numbers may be

@@ -216,6 +216,8 @@ fn the_bytes_are_those_of_the_documentation() {
     metadata.extend_from_slice(&(stream.len() as u64).to_be_bytes());
     metadata.extend_from_slice(&[0, 0x98, 0x96, 0x80, 0, 0, 0, 1]);
     metadata.extend_from_slice(&Sha256::digest(&stream));
+    let seal = Sha256::digest(&metadata);
+    metadata.extend_from_slice(&seal);
     assert_eq!(info.metadata, metadata);
     assert_eq!(info.hash, Sha256::digest(&metadata).to_vec());
     assert_eq!((info.height, info.format, info.chunks), (7, 1, 1));
@@ -484,14 +486,23 @@ fn an_offer_that_cannot_be_true_is_refused_before_a_chunk_is_fetched() {
         assert!(matches!(with(info.metadata[..cut].to_vec()), Offer::Reject(_)), "cut at {cut}");
     }
     assert!(matches!(with([info.metadata.as_slice(), &[0]].concat()), Offer::Reject(_)));
-    let hashes_at = info.metadata.len() - 32 * info.chunks as usize;
+    for bit in 0..info.metadata.len() * 8 {
+        let mut metadata = info.metadata.clone();
+        metadata[bit / 8] ^= 1 << (bit % 8);
+        assert!(matches!(with(metadata), Offer::Reject(_)), "bit {bit}");
+    }
+    // The same by a liar who knows what belongs at the end.
+    let end = info.metadata.len() - 32;
+    let hashes_at = end - 32 * info.chunks as usize;
     let counts_at = hashes_at - 24;
     for at in 0..hashes_at {
         if (counts_at..counts_at + 8).contains(&at) {
             continue; // The number of keys is compared when they are all there.
         }
-        let mut metadata = info.metadata.clone();
+        let mut metadata = info.metadata[..end].to_vec();
         metadata[at] ^= 0x81;
+        let seal = Sha256::digest(&metadata);
+        metadata.extend_from_slice(&seal);
         let answer = with(metadata);
         // A length of the stream that gives the same number of chunks comes out with the last one.
         let length = (counts_at + 8..counts_at + 16).contains(&at);
@@ -545,6 +556,12 @@ fn metadata_stays_within_what_a_message_carries() {
     assert_eq!(Metadata::decode(&encoded).unwrap(), metadata);
     metadata.chunks = vec![[9; 32]; 122_000];
     assert!(matches!(metadata.encode(), Err(SnapshotError::TooLarge { .. })));
+    metadata.chunks.truncate(121_000);
+    // The next block's height still has to be one at which a chain can begin.
+    for (height, encodes) in [(4_611_686_018_427_387_902, true), (4_611_686_018_427_387_903, false)] {
+        metadata.height = height;
+        assert_eq!(metadata.encode().is_ok(), encodes, "{height}");
+    }
     const { assert!(CHUNK_BYTES < 16_000_000) };
     assert_eq!(metadata.chunk_len(u32::MAX), None);
 }
@@ -778,7 +795,20 @@ fn the_store_lists_serves_and_removes_whole_snapshots_only() {
     fs::write(place(5).join("1"), b"short").unwrap();
     assert!(matches!(store.load_chunk(5, 1, 1), Err(SnapshotError::Damaged { .. })));
     assert!(matches!(store.folder(5, 1), Err(SnapshotError::Damaged { .. })));
+    fs::remove_file(place(5).join("1")).unwrap();
+    let missing = store.folder(5, 1).unwrap_err();
+    assert!(
+        matches!(&missing, SnapshotError::Damaged { path, .. } if *path == place(5).join("1")),
+        "{missing}"
+    );
     fs::write(place(3).join("metadata"), b"holdfast").unwrap();
+    assert_eq!(store.list().unwrap(), [made[1].clone()]);
+    fs::remove_file(place(3).join("metadata")).unwrap();
+    let missing = store.folder(3, 1).unwrap_err();
+    assert!(
+        matches!(&missing, SnapshotError::Damaged { path, .. } if *path == place(3).join("metadata")),
+        "{missing}"
+    );
     assert_eq!(store.list().unwrap(), [made[1].clone()]);
     // Made again, it is whole again.
     assert_eq!(store.create(node.store(), 5).unwrap(), made[2]);

@@ -156,6 +156,27 @@ impl StateError {
         }
     }
 
+    /// Every number that [`StateError::code`] gives, with its meaning, ascending.
+    pub const CODES: &'static [(u32, &'static str)] = &[
+        (2, "state database locked by another process"),
+        (3, "state database of another format"),
+        (4, "state database of other modules"),
+        (5, "list of modules unusable"),
+        (6, "state database corrupt"),
+        (7, "height pruned"),
+        (8, "height not reached yet (queries answer `sdk` 26)"),
+        (9, "invalid height"),
+        (10, "height does not follow the latest one"),
+        (11, "prepared state out of date"),
+        (12, "key of no module"),
+        (13, "key that cannot be committed"),
+        (14, "proof does not verify"),
+        (15, "read of the store failed"),
+        (16, "database engine failed"),
+        (17, "folder without a chain"),
+        (18, "snapshot being restored"),
+    ];
+
     pub(super) fn corrupt(what: impl Into<String>) -> Self {
         Self::Corrupt { what: what.into() }
     }

@@ -6,10 +6,13 @@ use super::load::played;
 use super::net::all_events;
 use crate::app::{PANIC, TxResult, state_spaces};
 use crate::composition::{APP_SPACE, Composition};
+use crate::proofs::STATE_CODESPACE;
+use crate::state::StateError;
 
 const CODES: &str = include_str!("../../../../docs/codes.md");
 const EVENTS: &str = include_str!("../../../../docs/events.md");
 const STORE_KEYS: &str = include_str!("../../../../docs/store-keys.md");
+const STATE: &str = include_str!("../state/errors.rs");
 const SDK: &str = include_str!("../../../../x/types/src/errors.rs");
 
 /// Cells of the rows below heading `## title`, without the table's head.
@@ -40,6 +43,11 @@ fn the_code_table_has_every_code_of_every_module_and_no_other() {
         assert_eq!(code_rows(&title), module.error_codes(), "{title}");
         titles.insert(title);
     }
+    let state = format!("Codespace `{STATE_CODESPACE}`");
+    let owned: Vec<(u32, String)> =
+        StateError::CODES.iter().map(|(code, text)| (*code, (*text).to_owned())).collect();
+    assert_eq!(code_rows(&state), owned);
+    titles.insert(state);
     let found: BTreeSet<String> =
         headings(CODES).iter().filter(|h| h.starts_with("Codespace")).map(|h| (*h).to_owned()).collect();
     assert_eq!(found, titles);
@@ -57,6 +65,17 @@ fn the_code_table_has_every_code_of_the_sdk_in_use_and_no_other() {
     let listed: Vec<u32> = code_rows("Codespace `sdk`").iter().map(|row| row.0).collect();
     assert!(listed.is_sorted_by(|a, b| a < b));
     assert_eq!(listed.into_iter().collect::<BTreeSet<_>>(), numbers);
+}
+
+#[test]
+fn the_codes_of_the_state_database_are_those_that_its_errors_give() {
+    let given = STATE.lines().filter_map(|line| line.trim().strip_prefix("Self::")?.split_once("=> "));
+    let given: BTreeSet<u32> =
+        given.filter_map(|(_, code)| code.trim_end_matches(',').parse().ok()).collect();
+    let listed: Vec<u32> = StateError::CODES.iter().map(|(code, _)| *code).collect();
+    assert!(listed.is_sorted_by(|a, b| a < b));
+    assert_eq!(listed.into_iter().collect::<BTreeSet<_>>(), given);
+    assert_eq!(StateError::Pruned { height: 1, earliest: 2 }.code(), 7);
 }
 
 #[test]

@@ -63,8 +63,8 @@ moniker = {moniker}
 # "0{fee_denom}" takes transactions without a fee. Must not be empty.
 minimum-gas-prices = "0{fee_denom}"
 
-# Heights that stay readable: "default" keeps the last 362880, "nothing" removes nothing, "everything" keeps the last 2,
-# "custom" goes by the two numbers below it.
+# Heights that stay readable: "default" keeps the last 362880, "nothing" removes nothing, "everything" keeps the last 2;
+# both remove the others at every 10th height only. "custom" goes by the two numbers below it, at least 2 and 10.
 pruning = "default"
 pruning-keep-recent = 0
 pruning-interval = 0

@@ -1,6 +1,7 @@
 //! What the command line says when it refuses: one line with the flag or key, the remedy and a stable code.
 
 use clap::error::ErrorKind;
+use holdfast_app::echo::{MESSAGE_CHARS, cut};
 
 /// Code and meaning of every error of the command line itself, for the error table of the documentation. Errors of the
 /// chain keep their codespace and code.
@@ -39,6 +40,11 @@ pub const CLI_ERROR_CODES: &[(u32, &str)] = &[
     (81, "port or socket already in use"),
     (82, "CometBFT's program not found"),
     (83, "process or network that does not stay up"),
+    (91, "backend not available, or its model cannot be loaded"),
+    (92, "address cannot be listened on"),
+    (93, "runner or its workers cannot do it"),
+    (94, "generation not completed"),
+    (95, "work ledger cannot be used"),
 ];
 
 /// A refusal. `Display` gives the line that the user sees.
@@ -82,12 +88,24 @@ pub(crate) fn io_failure(path: &std::path::Path, error: &std::io::Error) -> anyh
     )
 }
 
-/// A message on one line, control characters and runs of spaces as one space.
+/// Longest word of a line, in characters: a long path is shown whole, a file given in place of its name is not.
+const WORD_CHARS: usize = 512;
+
+/// An address on which this process cannot listen.
+pub(crate) fn in_use(
+    field: &str,
+    addr: impl std::fmt::Display,
+    error: &dyn std::error::Error,
+) -> anyhow::Error {
+    let text =
+        format!("cannot listen on {addr}: {error}; stop the program that uses it, or give another address");
+    fail(81, field, text)
+}
+
+/// A message on one line of bounded length, control characters and runs of spaces as one space.
 pub(crate) fn one_line(text: &str) -> String {
-    text.split(|c: char| c.is_whitespace() || c.is_control())
-        .filter(|w| !w.is_empty())
-        .collect::<Vec<_>>()
-        .join(" ")
+    let words = text.split(|c: char| c.is_whitespace() || c.is_control()).filter(|w| !w.is_empty());
+    cut(&words.map(|word| cut(word, WORD_CHARS)).collect::<Vec<_>>().join(" "), MESSAGE_CHARS)
 }
 
 /// What clap found, on one line. `words` are the arguments as typed, `command` the whole tree: where a name is unknown,

@@ -7,7 +7,7 @@
 //! | `bytes` | hex, `0x` may stand in front |
 //! | enum | name of the value, whole or without its common prefix: `INFERENCE_STATUS_STARTED`, `started` |
 //! | `Coin` | `10uhold` |
-//! | `FieldMask` | names with commas: `epoch_length,poc_length`, or `*` |
+//! | `FieldMask` | names with commas: `epoch_length,poc_length`, or `*`; inside JSON in lowerCamelCase, as proto3 JSON has it |
 //! | `PageRequest` | `--page-key` (base64, as printed), `--offset`, `--limit`, `--count-total`, `--reverse` |
 //! | other message | proto3 JSON, or `@FILE` with it; a packed message names its type in `@type` |
 //! | repeated | the flag several times, or a JSON array; coins also with commas |
@@ -18,6 +18,7 @@ use anyhow::{Context, Result};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use clap::{Arg, ArgAction, ArgMatches};
+use holdfast_app::echo::shown;
 use holdfast_proto::from_json;
 use holdfast_types::Coin;
 use prost_reflect::{DynamicMessage, EnumDescriptor, FieldDescriptor, Kind, MessageDescriptor, Value};
@@ -164,8 +165,7 @@ fn page(field: &FieldDescriptor, matches: &ArgMatches) -> Result<Option<DynamicM
 }
 
 fn bad(flag: &str, text: &str, rule: &str) -> anyhow::Error {
-    let shown: String = text.chars().take(100).collect();
-    fail(12, flag, format!("{shown:?}: {rule}"))
+    fail(12, flag, format!("{:?}: {rule}", shown(text)))
 }
 
 fn single<'t>(texts: &'t [String], flag: &str) -> Result<&'t str> {

@@ -126,8 +126,7 @@ pub(crate) fn run(args: &LocalnetArgs) -> Result<()> {
     }
     let shown: Vec<String> =
         reports.iter().map(|report| format!("{} at height {}", report.name, report.height)).collect();
-    println!("stopped: {}", shown.join(", "));
-    Ok(())
+    Ok(crate::say::line(format_args!("stopped: {}", shown.join(", ")))?)
 }
 
 #[cfg(unix)]

@@ -1,7 +1,7 @@
 //! The command line of `holdfastd`.
 //!
 //! ```text
-//! holdfastd init | start | devnet | testnet | localnet | keys | genesis | rollback | snapshot | export | status
+//! holdfastd init | start | devnet | testnet | localnet | worker | generate | matrix | keys | genesis | rollback | snapshot | export | status
 //!           tx | query | version | completion
 //! ```
 //!
@@ -19,16 +19,19 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 mod app_toml;
+mod backend;
 mod catalog;
 mod devnet;
 mod error;
 mod export;
 mod fields;
 mod files;
+mod generate;
 mod genesis;
 mod init;
 mod keys;
 mod localnet;
+mod matrix;
 mod node;
 mod output;
 mod query;
@@ -44,7 +47,9 @@ mod values;
 mod version;
 mod what_if;
 mod wiring;
+mod worker;
 
+pub(crate) use error::in_use;
 pub use error::{CLI_ERROR_CODES, CliError};
 pub use start::StartConfig;
 
@@ -70,6 +75,9 @@ enum Verb {
     Testnet(testnet::TestnetArgs),
     Localnet(Box<localnet::LocalnetArgs>),
     BecomeChild(localnet::BecomeChildArgs),
+    Worker(worker::WorkerArgs),
+    Generate(Box<generate::GenerateArgs>),
+    Matrix(Box<matrix::MatrixArgs>),
     Keys(keys::KeysArgs),
     Genesis(genesis::GenesisArgs),
     Rollback(rollback::RollbackArgs),
@@ -100,7 +108,18 @@ enum ShellArg {
 
 /// The whole command tree.
 fn command() -> Result<clap::Command> {
-    Ok(Cli::command().subcommand(tx::command()?).subcommand(query::command()?))
+    Ok(negative_numbers(Cli::command().subcommand(tx::command()?).subcommand(query::command()?)))
+}
+
+/// Lets every flag take a negative number: that it must not be one is then said as any other wrong value, not as a flag that
+/// nobody knows.
+fn negative_numbers(command: clap::Command) -> clap::Command {
+    command
+        .mut_args(|arg| match arg.get_action().takes_values() {
+            true => arg.allow_negative_numbers(true),
+            false => arg,
+        })
+        .mut_subcommands(negative_numbers)
 }
 
 /// Methods by module, modules ascending.
@@ -136,6 +155,13 @@ impl<E: Into<anyhow::Error>> From<E> for Stop {
 
 /// Parses and runs one command line.
 fn execute(words: &[OsString], io: &mut Io<'_>, connect: node::Connect<'_>) -> Result<(), Stop> {
+    parse_and_run(words, io, connect).map_err(|stop| match stop {
+        Stop::Failed(error) => Stop::Failed(wiring::coded(error)),
+        other => other,
+    })
+}
+
+fn parse_and_run(words: &[OsString], io: &mut Io<'_>, connect: node::Connect<'_>) -> Result<(), Stop> {
     let mut tree = command()?;
     let shown: Vec<String> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let matches = match tree.clone().try_get_matches_from(words) {
@@ -168,6 +194,9 @@ fn execute(words: &[OsString], io: &mut Io<'_>, connect: node::Connect<'_>) -> R
         Verb::Testnet(args) => testnet::run(&args, io)?,
         Verb::Localnet(args) => localnet::run(&args)?,
         Verb::BecomeChild(args) => localnet::become_child(&args)?,
+        Verb::Worker(args) => worker::run(&args, io)?,
+        Verb::Generate(args) => generate::run(&args, io)?,
+        Verb::Matrix(args) => matrix::run(&args, io)?,
         Verb::Keys(args) => keys::run(&args, io)?,
         Verb::Genesis(args) => genesis::run(&args, io)?,
         Verb::Rollback(args) => rollback::run(&args, io)?,
@@ -192,10 +221,19 @@ fn execute(words: &[OsString], io: &mut Io<'_>, connect: node::Connect<'_>) -> R
     Ok(())
 }
 
+/// Whether nobody reads what was written any more.
+fn is_closed(error: &std::io::Error) -> bool {
+    error.kind() == std::io::ErrorKind::BrokenPipe
+}
+
 /// A line for standard error, and the exit code.
 fn told(error: &anyhow::Error) -> (String, u8) {
-    let code = error.downcast_ref::<CliError>().map_or(1, CliError::exit_code);
-    (format!("Error: {}", one_line(&format!("{error:#}"))), code)
+    let known = error.downcast_ref::<CliError>();
+    let text = format!("{error:#}");
+    // However much is cut, the code stays.
+    let code = known.map(|known| format!(" (cli error {})", known.code)).unwrap_or_default();
+    let line = format!("Error: {}{code}", one_line(text.strip_suffix(&code).unwrap_or(&text)));
+    (line, known.map_or(1, CliError::exit_code))
 }
 
 /// Runs the process's command line: 0 when it did what was asked, 1 when that failed, 2 when the command line was not
@@ -213,11 +251,15 @@ pub fn run_program(program: Program) -> ExitCode {
     let mut io = Io { out: &mut out, err: &mut err, input: &mut stdin.lock(), terminal };
     let ended = execute(&words, &mut io, &wiring::connect);
     let flushed = std::io::stdout().flush();
+    let flushed = flushed.is_ok() || flushed.is_err_and(|error| is_closed(&error));
     match ended {
-        Ok(()) if flushed.is_ok() => ExitCode::SUCCESS,
+        Ok(()) if flushed => ExitCode::SUCCESS,
         Ok(()) => ExitCode::FAILURE,
+        // A reader that has seen enough closes the pipe; that is no failure.
+        Err(Stop::Failed(error)) if error.downcast_ref::<std::io::Error>().is_some_and(is_closed) => {
+            ExitCode::SUCCESS
+        }
         Err(Stop::Printed(text)) => {
-            // A reader that has seen enough closes the pipe; that is no failure of help.
             let _ = std::io::stdout().write_all(text.as_bytes());
             ExitCode::SUCCESS
         }

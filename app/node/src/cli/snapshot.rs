@@ -52,8 +52,7 @@ struct CreateArgs {
 
 #[derive(Debug, clap::Args)]
 struct RestoreArgs {
-    /// Height of a snapshot in data/snapshots
-    #[arg(required_unless_present = "from", requires = "format")]
+    /// Height of a snapshot in data/snapshots; it and FORMAT, or --from, must be given
     height: Option<u64>,
     /// Format of the snapshot
     format: Option<u32>,
@@ -117,14 +116,19 @@ pub(crate) fn state_failure(path: &Path, error: &StateError) -> anyhow::Error {
     }
 }
 
-fn failure(home: &Home, error: &SnapshotError) -> anyhow::Error {
-    let field = dir(home).display().to_string();
+/// A failure of a snapshot that lies in `at`, or of the state database of `home`.
+fn failure(home: &Home, at: &Path, error: &SnapshotError) -> anyhow::Error {
+    let field = at.display().to_string();
     match error {
         SnapshotError::Locked { .. } => fail(22, "--home", error.to_string()),
         SnapshotError::Io { path, source } => super::error::io_failure(path, source),
         SnapshotError::Missing { .. } => fail(71, field, error.to_string()),
         SnapshotError::NotEmpty { .. } => fail(22, home.data().display().to_string(), error.to_string()),
         SnapshotError::State(error) => state_failure(&home.data().join("state"), error),
+        SnapshotError::Damaged { path, what } => {
+            let text = format!("is damaged: {what}; delete the snapshot and create or fetch it again");
+            fail(72, path.display().to_string(), text)
+        }
         _ => fail(72, field, error.to_string()),
     }
 }
@@ -150,7 +154,7 @@ pub(crate) fn run(args: &SnapshotArgs, io: &mut Io<'_>) -> Result<()> {
         SnapshotCommand::Create(args) => {
             let home = args.shared.home.home()?;
             let state = open_state(&home)?;
-            let failed = |error: SnapshotError| failure(&home, &error);
+            let failed = |error: SnapshotError| failure(&home, &dir(&home), &error);
             let store = SnapshotStore::open(dir(&home)).map_err(failed)?;
             let info = store.create(&state, args.height.unwrap_or(state.latest_height())).map_err(failed)?;
             let folder = store.folder(info.height, info.format).map_err(failed)?;
@@ -158,14 +162,14 @@ pub(crate) fn run(args: &SnapshotArgs, io: &mut Io<'_>) -> Result<()> {
         }
         SnapshotCommand::List(args) => {
             let home = args.home.home()?;
-            let found = snapshots::list(&dir(&home)).map_err(|error| failure(&home, &error))?;
+            let found = snapshots::list(&dir(&home)).map_err(|error| failure(&home, &dir(&home), &error))?;
             let found: Vec<Value> = found.iter().map(shown).collect();
             io.print(&json!({ "snapshots": found }), args.output)
         }
         SnapshotCommand::Restore(args) => restore(args, io),
         SnapshotCommand::Delete(args) => {
             let home = args.shared.home.home()?;
-            let failed = |error: SnapshotError| failure(&home, &error);
+            let failed = |error: SnapshotError| failure(&home, &dir(&home), &error);
             if !dir(&home).is_dir() {
                 return Err(failed(SnapshotError::Missing { height: args.height, format: args.format }));
             }
@@ -178,36 +182,43 @@ pub(crate) fn run(args: &SnapshotArgs, io: &mut Io<'_>) -> Result<()> {
 }
 
 fn restore(args: &RestoreArgs, io: &mut Io<'_>) -> Result<()> {
+    if args.from.is_none() && (args.height.is_none() || args.format.is_none()) {
+        return Err(fail(14, "HEIGHT FORMAT", "give both, or --from DIR"));
+    }
     let home = args.shared.home.home()?;
-    let failed = |error: SnapshotError| failure(&home, &error);
+    let at = args.from.clone().unwrap_or_else(|| dir(&home));
+    let failed = |error: SnapshotError| failure(&home, &at, &error);
     // The snapshot has to be of the chain that the home is set up for.
     let chain_id = wiring::read_genesis(&home)?.chain_id;
-    let (folder, _store) = match (&args.from, args.height, args.format) {
-        (Some(from), ..) => {
-            let folder = SnapshotFolder::open(from).map_err(|error| match error {
-                SnapshotError::Io { path, source } => super::error::io_failure(&path, &source),
-                error => fail(72, "--from", error.to_string()),
-            })?;
-            (folder, None)
-        }
-        (None, Some(height), Some(format)) => {
+    let (folder, _store) = match &args.from {
+        Some(from) => (SnapshotFolder::open(from).map_err(failed)?, None),
+        None => {
+            let (height, format) = (args.height.unwrap_or(0), args.format.unwrap_or(0));
             if !dir(&home).is_dir() {
                 return Err(failed(SnapshotError::Missing { height, format }));
             }
             let store = SnapshotStore::open(dir(&home)).map_err(failed)?;
             (store.folder(height, format).map_err(failed)?, Some(store))
         }
-        _ => return Err(fail(14, "HEIGHT FORMAT", "give both, or --from DIR")),
     };
     super::files::create_dir(&home.data())?;
-    let state = open(&home.data().join("state"))?;
+    let path = home.data().join("state");
+    let was_there = path.exists();
+    let state = open(&path)?;
     let err = &mut *io.err;
     let mut progress = |done: u32, all: u32| {
         if all > 1 {
             let _ = writeln!(err, "chunk {done} of {all}");
         }
     };
-    restore_folder(&folder, &state, Some(&chain_id), &mut progress).map_err(failed)?;
+    if let Err(error) = restore_folder(&folder, &state, Some(&chain_id), &mut progress) {
+        drop(state);
+        if !was_there {
+            // What stays behind is an empty database; the error that matters is the first one.
+            let _ = std::fs::remove_dir_all(&path);
+        }
+        return Err(failed(error));
+    }
     io.print(&json!({ "restored": shown(&folder) }), args.shared.output)
 }
 
@@ -293,6 +304,11 @@ pub(super) mod tests {
         let running = state(&home);
         refused(at(&["create"], &home), 22, "locked");
         refused(at(&["restore", "6", "1"], &home), 22, "locked");
+        refused(holdfast(&["start", "--home", &home, "--grpc-listen", "127.0.0.1:0"]), 22, "locked");
+        let beside = ["start", "--engine", "comet", "--home", &home, "--grpc-listen", "127.0.0.1:0"];
+        let beside =
+            [&beside[..], &["--proxy-app", "tcp://127.0.0.1:0", "--rpc-laddr", "127.0.0.1:1"]].concat();
+        refused(holdfast(&beside), 22, "locked");
         assert_eq!(at(&["list"], &home).unwrap(), listed);
         drop(running);
         let serving = SnapshotStore::open(Path::new(&home).join("data/snapshots")).unwrap();
@@ -300,7 +316,7 @@ pub(super) mod tests {
         drop(serving);
         refused(at(&["restore", "6", "1"], &home), 22, "is at height 6");
         refused(at(&["restore", "6"], &home), 14, "FORMAT");
-        refused(at(&["restore"], &home), 14, "HEIGHT");
+        refused(at(&["restore"], &home), 14, "--from DIR");
 
         let (_other, twin) = fresh("snap-1");
         let from = made["path"].as_str().unwrap();
@@ -322,12 +338,44 @@ pub(super) mod tests {
         );
         refused(at(&["delete", "4", "1"], &home), 71, "`snapshot list`");
         refused(at(&["delete", "6", "2"], &home), 71, "format 2");
-        let chunk = Path::new(from).join("0");
-        let mut bytes = std::fs::read(&chunk).unwrap();
-        bytes[100] ^= 1;
-        std::fs::write(&chunk, bytes).unwrap();
-        let (_third, third) = fresh("snap-1");
-        refused(at(&["restore", "--from", from], &third), 72, "damaged");
-        assert_eq!(state(&third).latest_height(), 0);
+    }
+
+    #[test]
+    fn a_changed_or_missing_file_of_a_snapshot_is_named_and_leaves_no_state_behind() {
+        let (_dir, home) = fresh("snap-1");
+        run_to(&home, 3);
+        let made = holdfast(&["snapshot", "create", "--home", &home]).unwrap();
+        let from = made["path"].as_str().unwrap();
+        let (_other, other) = fresh("snap-1");
+        let damaged = |name: &str, case: &str| {
+            let error = holdfast(&["snapshot", "restore", "--from", from, "--home", &other]).unwrap_err();
+            let file = Path::new(from).join(name).display().to_string();
+            assert_eq!((error.code, &error.field), (72, &file), "{case}: {error}");
+            assert!(!Path::new(&other).join("data/state").exists(), "{case}");
+        };
+        for name in ["metadata", "0"] {
+            let path = Path::new(from).join(name);
+            let whole = std::fs::read(&path).unwrap();
+            // Every byte of the metadata, and some of the chunk, which one hash covers.
+            let step = if name == "0" { whole.len() / 5 } else { 1 };
+            for at in (0..whole.len()).step_by(step) {
+                let mut bytes = whole.clone();
+                bytes[at] ^= 1 << (at % 8);
+                std::fs::write(&path, bytes).unwrap();
+                damaged(name, &format!("{name}, byte {at}"));
+            }
+            for cut in [0, whole.len() - 1] {
+                std::fs::write(&path, &whole[..cut]).unwrap();
+                damaged(name, &format!("{name}, cut at {cut}"));
+            }
+            std::fs::remove_file(&path).unwrap();
+            damaged(name, &format!("{name}, gone"));
+            // The same of a snapshot in its own home.
+            let error = holdfast(&["snapshot", "restore", "3", "1", "--home", &home]).unwrap_err();
+            assert_eq!((error.code, error.field), (72, path.display().to_string()));
+            std::fs::write(&path, whole).unwrap();
+        }
+        let restored = holdfast(&["snapshot", "restore", "--from", from, "--home", &other]).unwrap();
+        assert_eq!(restored["restored"]["height"], "3");
     }
 }

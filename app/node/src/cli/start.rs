@@ -62,7 +62,8 @@ enum Engine {
     Comet,
 }
 
-fn log_level(text: &str) -> Result<String, String> {
+/// Rules of what is logged, in the form of `RUST_LOG`.
+pub(crate) fn log_level(text: &str) -> Result<String, String> {
     let rule = |_| {
         "give error, warn, info, debug, trace, or pairs such as holdfast_node=debug with commas".to_owned()
     };

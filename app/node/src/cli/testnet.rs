@@ -53,7 +53,7 @@ pub(crate) struct NetworkArgs {
     #[arg(long, env = "HOLDFASTD_BECH32_PREFIX", value_name = "PREFIX", default_value = "hold", value_parser = values::hrp)]
     bech32_prefix: Hrp,
     /// First port; node I has BASE + 10 I for peers, then +1 for RPC, +2 for ABCI, +3 for gRPC
-    #[arg(long, value_name = "PORT", default_value = "26656")]
+    #[arg(long, value_name = "PORT", default_value = "26656", value_parser = base_port)]
     base_port: u16,
     /// Blocks in an epoch
     #[arg(long, value_name = "N", default_value = "1000", value_parser = epoch_length)]
@@ -71,6 +71,11 @@ pub(crate) struct NetworkArgs {
     /// Derives every key from this number: the same keys on every run, known to everybody [default: fresh keys]
     #[arg(long, value_name = "SEED", value_parser = seed)]
     key_seed: Option<u64>,
+}
+
+fn base_port(text: &str) -> Result<u16, String> {
+    let port = values::within(text, 1, u16::MAX.into())?;
+    u16::try_from(port).map_err(|e| e.to_string())
 }
 
 fn validators(text: &str) -> Result<u64, String> {
@@ -233,7 +238,7 @@ pub(crate) fn create(args: &NetworkArgs, dir: &Path) -> Result<Manifest> {
     let (mut nodes, mut members, mut keys) = (Vec::new(), Vec::new(), Vec::new());
     for index in 0..count {
         let name = format!("node{index}");
-        let Some(ports) = Ports::of(args.base_port, index).filter(|_| args.base_port > 0) else {
+        let Some(ports) = Ports::of(args.base_port, index) else {
             let text = format!("{}: {count} nodes need ports up to 65535", args.base_port);
             return Err(fail(12, "--base-port", text));
         };

@@ -1193,7 +1193,7 @@ fn unknown_commands_list_those_that_exist() {
     run(&["tx", "bankk"])
         .refused(11, &["bankk", "auth, bank, breaker, epochs, gov, inference, participants"]);
     run(&["query", "inference", "get-random"]).refused(11, &["get-random-executor", "sprt"]);
-    run(&["frobnicate"]).refused(11, &["init, start, devnet, testnet, localnet, keys"]);
+    run(&["frobnicate"]).refused(11, &["init, start, devnet, testnet, localnet, worker, keys"]);
     let (help, exit) = run(&["tx"]).failure.unwrap();
     assert!(help.contains("inference") && exit == 2);
 }
@@ -1215,6 +1215,84 @@ fn text_is_indented_and_quotes_what_would_read_as_something_else() {
 fn error_codes_are_ascending_and_none_is_used_twice() {
     let codes: Vec<u32> = CLI_ERROR_CODES.iter().map(|(code, _)| *code).collect();
     assert!(codes.windows(2).all(|pair| pair[0] < pair[1]), "{codes:?}");
+}
+
+#[test]
+fn a_worker_is_told_which_layers_and_addresses_there_are() {
+    for layers in ["", "2", "2..2", "3..2", "a..b", "0..+1", "-1..2", "0..", "..4", "0..=3", "0..99999999999"]
+    {
+        run(&["worker", &format!("--layers={layers}")]).refused(12, &["--layers", "A..B"]);
+    }
+    run(&["worker", "--layers", "3..5"]).refused(12, &["--layers", "0..4"]);
+    run(&["worker", "--backend", "none"]).refused(12, &["--backend", "reference"]);
+    run(&["worker", "--capacity", "0"]).refused(12, &["--capacity", "1 to 16777216"]);
+    run(&["worker", "--name", "a b"]).refused(12, &["--name"]);
+    run(&["worker", "--listen", "somewhere:1"]).refused(12, &["--listen", "IP:PORT"]);
+    run(&["worker", "--listen", "192.0.2.1:0"]).refused(92, &["--listen", "192.0.2.1:0"]);
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    run(&["worker", "--listen", &address]).refused(81, &["--listen", &address]);
+}
+
+#[test]
+fn the_code_table_of_the_documentation_is_that_of_the_command_line() {
+    let doc = include_str!("../../../../docs/codes.md");
+    let section = doc.split_once("\n## Command line\n").unwrap().1.split("\n## ").next().unwrap();
+    let rows = section.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| code"));
+    let rows: Vec<String> = rows.map(str::to_owned).collect();
+    let expected: Vec<String> =
+        CLI_ERROR_CODES.iter().map(|(code, text)| format!("| {code} | {text} |")).collect();
+    assert_eq!(rows, expected);
+}
+
+#[test]
+fn a_wrong_number_is_a_wrong_value_whatever_its_sign() {
+    for words in [
+        &["testnet", "--output", "x", "--base-port", "0"][..],
+        &["testnet", "--output", "x", "--base-port", "-1"],
+        &["testnet", "--output", "x", "--validators", "-1"],
+        &["testnet", "--output", "x", "--snapshot-interval", "-1"],
+        &["localnet", "x", "--blocks", "-5"],
+        &["devnet", "--blocks", "-1"],
+        &["start", "--min-retain-blocks", "-1"],
+        &["start", "--block-seconds", "-1"],
+        &["start", "--unsafe-skip-upgrades", "-1.5"],
+        &["rollback", "--height", "-1"],
+        &["snapshot", "restore", "-1", "1"],
+        &["snapshot", "delete", "1", "-1"],
+        &["snapshot", "create", "--height", "-1"],
+        &["export", "--height", "-1"],
+        &["query", "bank", "total-supply", "--height", "-1"],
+        &["query", "epochs", "epoch", "--index", "-1"],
+        &["query", "bank", "total-supply", "--limit", "-1"],
+    ] {
+        let error = run(words);
+        let number =
+            words.iter().find(|word| word.starts_with('-') && !word.starts_with("--")).unwrap_or(&"0");
+        error.refused(12, &[number]);
+    }
+    run(&["testnet", "--output", "x", "--base-port", "0"]).refused(12, &["--base-port", "from 1 to 65535"]);
+}
+
+#[test]
+fn no_error_repeats_more_than_a_part_of_what_was_typed() {
+    let long = "x".repeat(100_000);
+    for words in [
+        &["status", "--grpc-addr", &long][..],
+        &["export", "--home", &long],
+        &["rollback", "--home", &long],
+        &["keys", "show", &long],
+        &["init", &long, "--chain-id", "a-1"],
+        &["devnet", "--trace", &long],
+        &["localnet", &long],
+        &["snapshot", "restore", "--from", &long],
+        &["query", "breaker", "what-if", "--params", &long],
+        &["query", "bank", "balance", "--address", &long, "--nothing"],
+        &[&long],
+    ] {
+        let (line, _) = run(words).failure.unwrap();
+        assert!(line.chars().count() < 5_000, "{words:.20?}: {} characters", line.chars().count());
+    }
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::io::Read;
 
 use anyhow::Result;
 use clap::{Arg, ArgMatches, Command};
+use holdfast_app::echo::shown;
 use holdfast_proto::cosmos::base::query::v1beta1::PageRequest;
 use holdfast_proto::holdfast::breaker::v1 as pb;
 use holdfast_proto::holdfast::inference::v1::ValidationParams;
@@ -39,8 +40,8 @@ pub(crate) fn is(method: &Method) -> bool {
 /// The flag that gives the parameters.
 pub(crate) fn params_arg() -> Arg {
     Arg::new(FILE).long(PARAMS).value_name("FILE").help_heading("Fields").help(
-        "JSON file with the parameters to try, all or some: fields of validation, the answer of `query inference params`, or a \
-         proposal with a MsgUpdateParams [default: those in force]",
+        "JSON file with the parameters to try, all or some: fields of validation, the answer of `query inference params`, a \
+         proposal with a MsgUpdateParams, or its messages alone [default: those in force]",
     )
 }
 
@@ -60,23 +61,24 @@ fn bad(text: impl std::fmt::Display) -> anyhow::Error {
     fail(12, "--params", one_line(&text.to_string()))
 }
 
-/// Reads the file, or the JSON itself when it begins with a brace.
+/// Reads the file, with or without `@` before its name, or the JSON itself when it begins as JSON does.
 fn proposed(text: &str) -> Result<Proposed> {
-    let json = if text.trim_start().starts_with('{') { text.to_owned() } else { read(text)? };
-    let value: Value =
-        serde_json::from_str(&json).map_err(|e| bad(format!("{text:.100}: {e}; give a JSON object")))?;
-    parse(&value).map_err(|e| bad(format!("{text:.100}: {e}")))
+    let is_json = text.trim_start().starts_with(['{', '[']);
+    let json = if is_json { text.to_owned() } else { read(text.strip_prefix('@').unwrap_or(text))? };
+    let value: Value = serde_json::from_str(&json)
+        .map_err(|e| bad(format!("{}: {e}; give a JSON object or array", shown(text))))?;
+    parse(&value).map_err(|e| bad(format!("{}: {e}", shown(text))))
 }
 
 fn read(path: &str) -> Result<String> {
-    let told = |e: std::io::Error| bad(format!("{path:?}: {e}; give a file that can be read"));
+    let told = |e: std::io::Error| bad(format!("{:?}: {e}; give a file that can be read", shown(path)));
     let mut out = String::new();
     let read =
         File::open(path).and_then(|file| file.take(FILE_MAX + 1).read_to_string(&mut out)).map_err(told)?;
     if u64::try_from(read).is_ok_and(|read| read <= FILE_MAX) {
         Ok(out)
     } else {
-        Err(bad(format!("{path:?}: is larger than 1 MiB; give a smaller file")))
+        Err(bad(format!("{:?}: is larger than 1 MiB; give a smaller file", shown(path))))
     }
 }
 
@@ -93,9 +95,8 @@ fn snake(name: &str) -> String {
 }
 
 fn parse(value: &Value) -> Result<Proposed, String> {
-    let object = value.as_object().ok_or("give a JSON object")?;
-    // A proposal: its message, with the mask that it has.
-    if let Some(messages) = object.get("messages").and_then(Value::as_array) {
+    // A proposal, or its messages as `tx gov submit-proposal --messages` takes them: the message with the mask that it has.
+    if let Some(messages) = value.get("messages").unwrap_or(value).as_array() {
         let of_type = |m: &&Value| m.get("@type").and_then(Value::as_str) == Some(UPDATE_PARAMS);
         let mut found = messages.iter().filter(of_type);
         return match (found.next(), found.next()) {
@@ -106,6 +107,7 @@ fn parse(value: &Value) -> Result<Proposed, String> {
             }
         };
     }
+    let object = value.as_object().ok_or("give a JSON object or an array of messages")?;
     let inner = object.get(PARAMS).and_then(Value::as_object).unwrap_or(object);
     let fields = inner.get("validation").and_then(Value::as_object).unwrap_or(inner);
     let mask = object.get("update_mask").or_else(|| object.get("updateMask"));
@@ -347,6 +349,13 @@ mod tests {
                 &["health_cb_window_blocks"],
             ),
             (
+                json!([
+                    { "@type": UPDATE_PARAMS, "authority": "a", "update_mask": "validation.healthCbWindowBlocks",
+                        "params": { "validation": { "health_cb_window_blocks": "200", "health_cb_shadow": true } } }
+                ]),
+                &["health_cb_window_blocks"],
+            ),
+            (
                 json!({ "update_mask": { "paths": ["validation"] },
                     "params": { "validation": { "health_cb_window_blocks": "200", "health_cb_shadow": true } } }),
                 &["*"],
@@ -361,7 +370,8 @@ mod tests {
     #[test]
     fn files_that_say_nothing_are_refused_with_a_remedy() {
         for (value, text) in [
-            (json!([]), "give a JSON object"),
+            (json!(1), "give a JSON object or an array of messages"),
+            (json!([]), "no message is a /holdfast.inference.v1.MsgUpdateParams"),
             (json!({}), "gives no parameter"),
             (
                 json!({ "health_cb_windows": 1 }),
@@ -374,7 +384,9 @@ mod tests {
             let error = parse(&value).unwrap_err();
             assert!(error.contains(text), "{value}: {error}");
         }
-        for (text, part) in [("{", "give a JSON object"), ("no-such-file", "give a file")] {
+        for (text, part) in
+            [("{", "give a JSON object"), ("no-such-file", "give a file"), ("@no-such-file", "give a file")]
+        {
             let error = proposed(text).unwrap_err().to_string();
             assert!(error.starts_with("--params: ") && error.contains(part), "{error}");
         }

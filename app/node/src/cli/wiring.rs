@@ -5,10 +5,13 @@ use std::io::IsTerminal;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
+use holdfast_app::app::AppError;
 use holdfast_app::composition::Composition;
 use holdfast_app::genesis::GenesisDoc;
 use holdfast_app::grpc::GrpcChannel;
 use holdfast_app::keys::{SecretKey, mnemonic_from_entropy};
+use holdfast_app::snapshots::SnapshotError;
+use holdfast_app::state::StateError;
 use holdfast_proto::Timestamp;
 use holdfast_types::Hrp;
 use tokio::runtime::{Builder, Runtime};
@@ -40,11 +43,52 @@ pub(crate) fn start_comet(config: CometConfig, log: EnvFilter) -> Result<()> {
     ended
 }
 
+/// Runs a worker to its end. `log` has the form of `RUST_LOG`.
+pub(crate) fn worker(log: EnvFilter, served: impl Future<Output = Result<()>>) -> Result<()> {
+    log_to_stderr(log);
+    let runtime = runtime()?;
+    let ended = runtime.block_on(served);
+    // A step that outlasted the wait for it is left behind.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    ended
+}
+
+/// Runs what starts worker processes: on this thread alone, as the children end when the thread that started them does.
+pub(crate) fn children<T>(run: impl Future<Output = Result<T>>) -> Result<T> {
+    let runtime = Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|e| io_failure("runtime".as_ref(), &e))?.block_on(async {
+        tokio::select! {
+            ended = run => ended,
+            signal = tokio::signal::ctrl_c() => {
+                signal?;
+                Err(fail(51, "command", "interrupted"))
+            }
+        }
+    })
+}
+
+/// A failure of a home's databases with its code, wherever it comes up; any other error as it is.
+pub(crate) fn coded(error: anyhow::Error) -> anyhow::Error {
+    let snapshots = error.downcast_ref::<SnapshotError>();
+    let state = match (error.downcast_ref::<AppError>(), snapshots) {
+        (Some(AppError::State(state)), _) | (_, Some(SnapshotError::State(state))) => Some(state),
+        _ => error.downcast_ref::<StateError>(),
+    };
+    let code = match (state, snapshots) {
+        (Some(StateError::Locked { .. }), _) | (_, Some(SnapshotError::Locked { .. })) => 22,
+        (Some(StateError::Format { .. } | StateError::Modules { .. }), _)
+        | (Some(StateError::Corrupt { .. } | StateError::Engine(_)), _) => 73,
+        _ => return error,
+    };
+    fail(code, "--home", error.to_string())
+}
+
 fn log_to_stderr(log: EnvFilter) {
     // A second subscriber in one process is refused; the first one then serves.
     let colours = std::io::stderr().is_terminal();
     let log = tracing_subscriber::fmt().with_env_filter(log).with_writer(std::io::stderr).with_ansi(colours);
-    let _ = log.try_init();
+    // A line that cannot be written is lost. Told about on the same closed stream, it would be a panic.
+    let _ = log.log_internal_errors(false).try_init();
 }
 
 /// Runs the devnet to its end; SIGINT ends it early, and what it keeps in temporary folders goes.

@@ -69,13 +69,15 @@ impl<S: CommitStore> NodeApi for CometBackend<S> {
                 response.data = hex::encode_upper(answer.at("data").bytes()?);
             }
             Err(error) => {
-                // What the mempool refuses by itself has no code there; these are the SDK's.
+                // What the mempool or the server refuses by itself has no code there; these are the SDK's.
                 let text = error.to_string();
                 let known = [
                     ("tx already exists in cache", sdk::TX_IN_MEMPOOL),
                     ("mempool is full", sdk::MEMPOOL_FULL),
                     ("Tx too large", sdk::TX_TOO_LARGE),
                     ("tx too large", sdk::TX_TOO_LARGE),
+                    // Its rpc.max_body_bytes.
+                    ("request body too large", sdk::TX_TOO_LARGE),
                 ];
                 let Some((_, code)) = known.into_iter().find(|(words, _)| text.contains(words)) else {
                     return Err(failed(error));

@@ -39,7 +39,8 @@ pub use server::{
     refusal, serve,
 };
 
-use crate::cli::{CliError, StartConfig};
+use crate::cli::{StartConfig, in_use};
+use crate::say;
 
 /// All that the CometBFT engine needs to run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,12 +55,6 @@ pub struct CometConfig {
 
 /// Calls to CometBFT wait for it, so more of them run at once than of calls that compute.
 const BLOCKING_CALLS: usize = 16;
-
-fn in_use(field: &str, addr: impl std::fmt::Display, error: &std::io::Error) -> anyhow::Error {
-    let text =
-        format!("cannot listen on {addr}: {error}; stop the program that uses it, or give another address");
-    CliError { code: 81, field: field.to_owned(), text }.into()
-}
 
 /// Serves CometBFT until SIGINT or SIGTERM.
 ///
@@ -126,10 +121,10 @@ async fn run(config: CometConfig) -> Result<()> {
     )?);
     if let Some(addr) = node.metrics_listen {
         crate::solo::telemetry::install(addr)?;
-        println!("metrics at http://{addr}/metrics");
+        say::notice(format_args!("metrics at http://{addr}/metrics"));
     }
-    println!("gRPC listens on {}", grpc.local_addr()?);
-    println!("ABCI listens on {}, at height {}", listener.addr(), adapter.height());
+    say::notice(format_args!("gRPC listens on {}", grpc.local_addr()?));
+    say::notice(format_args!("ABCI listens on {}, at height {}", listener.addr(), adapter.height()));
     let mut signals = crate::solo::Signals::new()?;
     let (stop, stopped) = tokio::sync::watch::channel(false);
     let shutdown = |mut stopped: tokio::sync::watch::Receiver<bool>| async move {
@@ -149,7 +144,7 @@ async fn run(config: CometConfig) -> Result<()> {
         name = signals.next() => {
             let _ = stop.send(true);
             let served = serving.await?;
-            println!("{name}: stopped after height {}", adapter.height());
+            say::notice(format_args!("{name}: stopped after height {}", adapter.height()));
             served
         }
     };

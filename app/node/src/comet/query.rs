@@ -21,6 +21,7 @@
 
 use bytes::Bytes;
 use holdfast_app::app::Shared;
+use holdfast_app::echo::{MESSAGE_CHARS, cut, shown};
 use holdfast_app::proofs::{self, KeyRequest};
 use holdfast_app::state::{CommitStore, ProofOp};
 use holdfast_proto::Message;
@@ -98,7 +99,7 @@ pub(crate) fn answer<S: CommitStore>(
 ) -> pb::ResponseQuery {
     route(shared, request).unwrap_or_else(|Refused { codespace, code, text }| pb::ResponseQuery {
         code,
-        log: text,
+        log: cut(&text, MESSAGE_CHARS),
         height: request.height.max(0),
         codespace: codespace.into(),
         ..Default::default()
@@ -110,7 +111,7 @@ fn route<S: CommitStore>(
     request: &pb::RequestQuery,
 ) -> Result<pb::ResponseQuery, Refused> {
     let path = request.path.as_str();
-    let unknown = || refused(sdk::UNKNOWN_REQUEST, format!("path {path:?}: no such query"));
+    let unknown = || refused(sdk::UNKNOWN_REQUEST, format!("path {:?}: no such query", shown(path)));
     let parts: Vec<&str> = path.strip_prefix('/').unwrap_or(path).split('/').collect();
     match parts.as_slice() {
         [""] => return Err(refused(sdk::UNKNOWN_REQUEST, "path: no query path provided")),
@@ -139,7 +140,12 @@ fn route<S: CommitStore>(
             let path = format!("/{}", path.trim_start_matches('/'));
             if path == SIMULATE {
                 let call = SimulateRequest::decode(request.data.clone());
-                let call = call.map_err(|e| refused(sdk::INVALID_REQUEST, e.to_string()))?;
+                let call = call.map_err(|e| {
+                    let text = format!(
+                        "data: is no cosmos.tx.v1beta1.SimulateRequest: {e}; encode one with tx_bytes"
+                    );
+                    refused(sdk::INVALID_REQUEST, text)
+                })?;
                 let done = simulate(shared, call).map_err(|e| grpc_failure(&e))?;
                 return Ok(found(done.encode_to_vec(), shared.store().latest_height()));
             }

@@ -112,6 +112,7 @@ fn answer(method: &str, params: &Value) -> Result<Value, Value> {
             Some("AQ==") => {
                 Ok(json!({ "code": 5, "data": "", "log": "too poor", "codespace": "sdk", "hash": "AB" }))
             }
+            Some("Aw==") => Err(refused("error reading request body: http: request body too large")),
             _ => Err(refused("tx already exists in cache")),
         },
         "broadcast_tx_async" => Err(refused("mempool is full: number of txs 5000 (max: 5000)")),
@@ -258,6 +259,14 @@ async fn a_broadcast_keeps_the_code_of_the_check_and_gives_the_pool_the_sdks() {
     assert_eq!((codespace.as_str(), code), ("sdk", 19));
     assert!(log.contains("tx already exists in cache"), "{log}");
     assert_eq!(send(&[2], Async).await.unwrap().1, 20);
+    // Above CometBFT's limit for a request, and above the chain's for a transaction, which is not sent on.
+    let (codespace, code, _) = send(&[3], Sync).await.unwrap();
+    assert_eq!((codespace.as_str(), code), ("sdk", 21));
+    let (codespace, code, log) = send(&vec![3; (1 << 20) + 1], Sync).await.unwrap();
+    assert_eq!(
+        (codespace.as_str(), code, log.as_str()),
+        ("sdk", 21, "tx too large: 1048577 bytes, at most 1048576")
+    );
     assert_eq!(send(&[], Sync).await.unwrap_err().kind, QueryKind::InvalidArgument);
     assert_eq!(send(&[1], Unspecified).await.unwrap_err().kind, QueryKind::InvalidArgument);
 }

@@ -541,6 +541,8 @@ fn queries_have_the_codes_that_clients_know() {
         ("/store/bank/key", b"", 0, 18),
         ("/store/bank/key", b"x", -1, 18),
         ("/store/bank/key", b"x", 3, 26),
+        ("/store/none/key", b"x", i64::MAX, 26),
+        ("/cosmos.tx.v1beta1.Service/Simulate", b"\xff", 0, 18),
         ("/cosmos.tx.v1beta1.Service/BroadcastTx", b"", 0, 18),
         ("/app/simulate", b"garbage", 0, 18),
         ("/p2p/filter/addr/1.2.3.4:5", b"", 0, 0),
@@ -550,6 +552,15 @@ fn queries_have_the_codes_that_clients_know() {
     for (path, data, height, code) in cases {
         let found = net.query(path, data, *height, false);
         assert_eq!(found.code, *code, "{path} at {height}: {}", found.log);
+    }
+    let undecodable = net.query("/cosmos.tx.v1beta1.Service/Simulate", b"\xff", 0, false).log;
+    assert!(undecodable.starts_with("data: is no cosmos.tx.v1beta1.SimulateRequest: "), "{undecodable}");
+    let long = "x".repeat(100_000);
+    for path in
+        [format!("/{long}"), format!("/a.b/{long}"), format!("/store/{long}/key"), format!("/store/{long}")]
+    {
+        let found = net.query(&path, b"x", 0, false);
+        assert!(found.code == 6 && found.log.len() < 400, "{} bytes", found.log.len());
     }
     let account = holdfast_proto::cosmos::auth::v1beta1::QueryAccountRequest {
         address: holdfast_types::Address([9; 20]).to_bech32(&Hrp::default()),

@@ -134,7 +134,7 @@ pub async fn run_arm(
     preset: Preset,
     input: &Input,
     home: &Path,
-    mut progress: impl FnMut(&ViewState, &Recorder),
+    mut progress: impl FnMut(&ViewState, &Recorder) -> Result<()>,
 ) -> Result<Report> {
     let run_blocks = config.blocks.unwrap_or_else(|| default_blocks(input, config));
     let accounts = Accounts::derive(config.seed, config.executors.len());
@@ -153,7 +153,7 @@ pub async fn run_arm(
 
     let listener = tokio::net::TcpListener::bind(config.listen)
         .await
-        .with_context(|| format!("--listen: cannot listen on {}; is the port in use?", config.listen))?;
+        .map_err(|e| crate::cli::in_use("--listen", config.listen, &e))?;
     let address = listener.local_addr()?;
     let proposer = holdfast_types::Address::module("devnet-validator");
     let backend = Arc::new(NodeBackend::new(engine.clone(), "devnet", &proposer.0));
@@ -259,16 +259,16 @@ impl Arm<'_> {
         self.worked.saturating_add(self.started.elapsed())
     }
 
-    async fn run(&mut self, progress: &mut impl FnMut(&ViewState, &Recorder)) -> Result<()> {
+    async fn run(&mut self, progress: &mut impl FnMut(&ViewState, &Recorder) -> Result<()>) -> Result<()> {
         let input = self.input;
         let mut requests = input.requests()?.peekable();
         if self.stored > 0 {
             self.go_through_stored(&mut requests).await?;
-            progress(&ViewState { resumed: true, ..self.view(self.stored) }, &self.recorder);
+            progress(&ViewState { resumed: true, ..self.view(self.stored) }, &self.recorder)?;
         }
         for height in self.stored + 1..=self.run_blocks {
             self.make(height, &mut requests).await?;
-            progress(&self.view(height), &self.recorder);
+            progress(&self.view(height), &self.recorder)?;
         }
         // What was to be asked again in a block after the last has no more tries.
         for _ in std::mem::take(&mut self.retries) {

@@ -55,7 +55,7 @@ pub async fn run(config: &DevnetConfig) -> Result<Report> {
         std::fs::create_dir_all(&folder)
             .with_context(|| format!("--home: cannot make {}", folder.display()))?;
         let result = driver::run_arm(config, &stored, preset, &input, &folder, |view, recorder| {
-            terminal.show(view, recorder)
+            Ok(terminal.show(view, recorder)?)
         })
         .await;
         if result.is_err() {
@@ -70,10 +70,10 @@ pub async fn run(config: &DevnetConfig) -> Result<Report> {
         reports.pop().context("no run")?
     };
     report.check()?;
-    terminal::summary(&report);
+    terminal::summary(&report)?;
     if let Some(folder) = &config.report {
         for path in report.write_to(folder)? {
-            println!("wrote {}", path.display());
+            crate::say::line(format_args!("wrote {}", path.display()))?;
         }
     }
     Ok(report)

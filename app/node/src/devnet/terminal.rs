@@ -1,10 +1,11 @@
 //! Terminal input and output of the devnet: the live view, or plain lines.
 
-use std::io::{IsTerminal, Write};
+use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use super::report::{Recorder, Report, per_cent, thousands};
 use super::view::{ENTER, LEAVE, Screen, ViewState, frame, is_due, log_line, transition_line};
+use crate::say::line;
 
 /// Least time between two frames.
 const FRAME: Duration = Duration::from_millis(100);
@@ -27,33 +28,37 @@ impl Terminal {
     }
 
     /// Shows progress after a block.
-    pub(crate) fn show(&mut self, view: &ViewState, recorder: &Recorder) {
+    ///
+    /// # Errors
+    /// Nobody reads the lines any more.
+    pub(crate) fn show(&mut self, view: &ViewState, recorder: &Recorder) -> io::Result<()> {
         if view.resumed {
             // What happened before was shown by the process that made it happen.
             self.transitions_seen = recorder.transitions_since(0).len();
             if !self.live {
                 let ViewState { preset, block, blocks, .. } = view;
                 let what = if block == blocks { "was complete" } else { "goes on" };
-                println!("preset {preset}: the run {what} after block {block} of {blocks}");
+                line(format_args!("preset {preset}: the run {what} after block {block} of {blocks}"))?;
             }
-            return;
+            return Ok(());
         }
         if view.block == 1 {
             self.transitions_seen = 0;
         }
         if self.live {
             self.draw(view);
-            return;
+            return Ok(());
         }
         let fresh = recorder.transitions_since(self.transitions_seen);
         self.transitions_seen += fresh.len();
         for change in fresh {
             let profile = view.executors.get(change.executor).map_or("", |e| e.profile.as_str());
-            println!("{}", transition_line(change, profile));
+            line(transition_line(change, profile))?;
         }
         if is_due(view.block, view.blocks, view.blocks.div_ceil(LOG_LINES)) {
-            println!("{}", log_line(view));
+            line(log_line(view))?;
         }
+        Ok(())
     }
 
     fn draw(&mut self, view: &ViewState) {
@@ -98,17 +103,20 @@ fn screen() -> Screen {
 }
 
 /// The closing lines: what happened, and what the breaker saved.
-pub(crate) fn summary(report: &Report) {
+///
+/// # Errors
+/// Nobody reads them any more.
+pub(crate) fn summary(report: &Report) -> io::Result<()> {
     let arms = if report.arms.is_empty() { std::slice::from_ref(report) } else { &report.arms };
-    println!();
-    println!(
+    line("")?;
+    line(format_args!(
         "{:<12} {:>8} {:>8} {:>8} {:>8} {:>9} {:>10} {:>10}",
         "preset", "offered", "answered", "missed", "refused", "miss rate", "exclusions", "restored"
-    );
+    ))?;
     for arm in arms {
         let exclusions: u64 = arm.executors.iter().map(|e| e.exclusions).sum();
         let restored: u64 = arm.executors.iter().map(|e| e.probes_passed).sum();
-        println!(
+        line(format_args!(
             "{:<12} {:>8} {:>8} {:>8} {:>8} {:>9} {:>10} {:>10}",
             arm.preset,
             thousands(arm.requests.offered),
@@ -118,9 +126,10 @@ pub(crate) fn summary(report: &Report) {
             per_cent(arm.miss_rate_bp),
             exclusions,
             restored
-        );
+        ))?;
     }
     for arm in arms {
-        println!("app hash after block {} ({}): {}", arm.blocks, arm.preset, arm.app_hash);
+        line(format_args!("app hash after block {} ({}): {}", arm.blocks, arm.preset, arm.app_hash))?;
     }
+    Ok(())
 }

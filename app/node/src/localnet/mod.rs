@@ -6,8 +6,8 @@
 //!            └─ load: transactions over gRPC          watch ◀────┘
 //! ```
 //!
-//! Whatever of these ends is started again, with whatever exit code: CometBFT ends with 0 when its application goes. No
-//! process outlives this one, not even when it is killed ([`child`]).
+//! Whatever of these ends is started again, with whatever exit code: CometBFT ends with 0 when its application goes. One that
+//! ends right after its start a few times in a row ends the run. No process outlives this one, not even when it is killed ([`child`]).
 
 pub mod child;
 pub mod genesis;
@@ -113,7 +113,7 @@ pub async fn run(config: &LocalnetConfig) -> Result<Vec<NodeReport>> {
     let (failed, mut failures) = mpsc::channel(1);
     let mut running = tokio::task::JoinSet::new();
     for node in &config.nodes {
-        for process in [Process::app(config, node), Process::comet(config, node)] {
+        for process in Process::of(config, node) {
             running.spawn(processes::keep(process, phases.clone(), failed.clone()));
         }
     }
@@ -126,7 +126,7 @@ pub async fn run(config: &LocalnetConfig) -> Result<Vec<NodeReport>> {
         done = watcher.follow(&heights, STALL) => done,
         Some(error) = failures.recv() => Err(error),
         name = signals.next() => {
-            println!("{name}: stopping");
+            crate::say::notice(format_args!("{name}: stopping"));
             Ok(())
         }
     };

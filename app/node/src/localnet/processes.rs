@@ -3,6 +3,8 @@
 use std::fs::OpenOptions;
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -11,6 +13,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::{LocalnetConfig, Node};
 use crate::cli::CliError;
+use crate::say;
 
 /// Pause before a process is started again.
 const PAUSE: Duration = Duration::from_millis(300);
@@ -42,11 +45,19 @@ pub(super) struct Process {
     holdfastd: PathBuf,
     /// Phase in which it stops.
     stops: Phase,
+    /// How often the node's application has ended.
+    app_ends: Arc<AtomicU32>,
 }
 
 impl Process {
+    /// The two processes of a node.
+    pub(super) fn of(config: &LocalnetConfig, node: &Node) -> [Self; 2] {
+        let app_ends = Arc::new(AtomicU32::new(0));
+        [Self::app(config, node, Arc::clone(&app_ends)), Self::comet(config, node, app_ends)]
+    }
+
     /// The node's application.
-    pub(super) fn app(config: &LocalnetConfig, node: &Node) -> Self {
+    fn app(config: &LocalnetConfig, node: &Node, app_ends: Arc<AtomicU32>) -> Self {
         let home = node.home.display().to_string();
         let args = ["start", "--engine", "comet", "--home", &home].map(str::to_owned).to_vec();
         Self {
@@ -56,11 +67,12 @@ impl Process {
             log: node.home.join("app.log"),
             holdfastd: config.holdfastd.clone(),
             stops: Phase::StopAll,
+            app_ends,
         }
     }
 
     /// The node's CometBFT.
-    pub(super) fn comet(config: &LocalnetConfig, node: &Node) -> Self {
+    fn comet(config: &LocalnetConfig, node: &Node, app_ends: Arc<AtomicU32>) -> Self {
         let home = node.home.display().to_string();
         Self {
             name: format!("{} cometbft", node.name),
@@ -69,6 +81,7 @@ impl Process {
             log: node.home.join("cometbft.log"),
             holdfastd: config.holdfastd.clone(),
             stops: Phase::StopComet,
+            app_ends,
         }
     }
 
@@ -102,10 +115,27 @@ impl Process {
         let last = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("nothing");
         let last: String = last.chars().take(400).collect();
         let log = self.log.display();
-        let text =
-            format!("ended {FAILURES} times right after its start ({status}); {log} ends with: {last}");
+        let program = self.program.display();
+        let text = format!(
+            "{program} ended {FAILURES} times right after its start ({status}); {log} ends with: {last}"
+        );
         CliError { code: 83, field: self.name.clone(), text }.into()
     }
+}
+
+/// Whether a process that ended early had a reason outside itself: somebody stopped it, or it left in order when its
+/// application went (`with_app`).
+fn excused(status: ExitStatus, with_app: bool) -> bool {
+    #[cfg(unix)]
+    let stopped = {
+        use rustix::process::Signal;
+        use std::os::unix::process::ExitStatusExt;
+        let signals = [Signal::KILL, Signal::TERM, Signal::INT];
+        status.signal().is_some_and(|signal| signals.iter().any(|known| known.as_raw() == signal))
+    };
+    #[cfg(not(unix))]
+    let stopped = false;
+    stopped || (status.success() && with_app)
 }
 
 async fn stop(child: &mut Child) {
@@ -118,7 +148,7 @@ async fn stop(child: &mut Child) {
     }
 }
 
-/// Keeps a process running until its phase comes. Whatever its exit code, it is started again.
+/// Keeps a process running until its phase comes. Whatever its exit code, it is started again, unless it does not come up.
 pub(super) async fn keep(
     process: Process,
     mut phases: watch::Receiver<Phase>,
@@ -126,7 +156,7 @@ pub(super) async fn keep(
 ) {
     let mut failures = 0_u32;
     while *phases.borrow() < process.stops {
-        let started = Instant::now();
+        let (started, app_ends) = (Instant::now(), process.app_ends.load(Ordering::Relaxed));
         let mut child = match process.spawn() {
             Ok(child) => child,
             Err(error) => {
@@ -146,19 +176,41 @@ pub(super) async fn keep(
                 return;
             }
         };
-        // One that was killed, or that left with its application, has not failed to start.
-        let refused = status.code().is_some_and(|code| code != 0);
-        failures = if refused && started.elapsed() < UP { failures.saturating_add(1) } else { 0 };
+        let with_app = process.app_ends.load(Ordering::Relaxed) != app_ends;
+        if process.stops == Phase::StopAll {
+            process.app_ends.fetch_add(1, Ordering::Relaxed);
+        }
+        let failed_start = started.elapsed() < UP && !excused(status, with_app);
+        failures = if failed_start { failures.saturating_add(1) } else { 0 };
         if failures >= FAILURES {
             let _ = failed.send(process.failure(status)).await;
             return;
         }
-        println!("{} ended ({status}); starting it again", process.name);
+        say::notice(format_args!("{} ended ({status}); starting it again", process.name));
         // Longer after each failed start: what it needs may take its time.
         let pause = PAUSE.saturating_mul(failures.saturating_mul(failures).max(1));
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
             _ = phases.wait_for(|phase| *phase >= process.stops) => return,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
+    use super::*;
+
+    #[test]
+    fn a_process_that_ends_at_once_by_itself_has_failed_to_start_whatever_its_exit() {
+        let exit = |code: i32| ExitStatus::from_raw(code << 8);
+        let signal = ExitStatus::from_raw;
+        assert!(!excused(exit(0), false), "/bin/true is no node");
+        assert!(excused(exit(0), true), "CometBFT leaves with its application");
+        assert!(!excused(exit(1), true));
+        // A crash is its own doing, a kill is not.
+        assert!(!excused(signal(11), false) && !excused(signal(6), true));
+        assert!(excused(signal(9), false) && excused(signal(15), false) && excused(signal(2), false));
     }
 }

@@ -136,7 +136,7 @@ impl Watcher {
     /// Follows the network until every node has reached the height asked for. Tells the highest height to `heights`.
     ///
     /// # Errors
-    /// No block for `stall`, in a run that is to end at a height.
+    /// No block for `stall`, in a run that is to end at a height; nobody reads standard output any more.
     pub(super) async fn follow(&mut self, heights: &watch::Sender<i64>, stall: Duration) -> Result<()> {
         let mut top = 0;
         let mut shown = BTreeMap::new();
@@ -153,7 +153,7 @@ impl Watcher {
                 self.nodes.iter().map(|node| node.height).enumerate().collect();
             if now != shown {
                 let highest = now.values().flatten().copied().max().unwrap_or(0);
-                println!("{}", self.line(highest, moved.elapsed(), highest > top));
+                crate::say::line(self.line(highest, moved.elapsed(), highest > top))?;
                 if highest > top {
                     top = highest;
                     heights.send_replace(top);

@@ -43,13 +43,7 @@ impl<S: CommitStore> NodeApi for NodeBackend<S> {
     }
 
     fn broadcast(&self, raw: &[u8], _mode: BroadcastMode) -> Result<TxResponse, QueryError> {
-        let mut response = TxResponse::default();
-        if let Err(error) = self.engine.broadcast(raw) {
-            response.code = error.code;
-            response.codespace = error.codespace.to_owned();
-            response.raw_log = error.message;
-        }
-        Ok(response)
+        Ok(self.engine.broadcast(raw).map_or_else(node_api::refusal, |_| TxResponse::default()))
     }
 
     fn tx(&self, hash: &TxHash) -> Result<Option<(Vec<u8>, TxResponse)>, QueryError> {

@@ -17,7 +17,8 @@ pub use backend::NodeBackend;
 pub use blocks::{BlockStore, BlockStoreError, StoredBlock, StoredResult, StoredResults, StoredTx};
 pub use engine::{BlockTimes, Engine, EngineError, ProducedBlock};
 
-use crate::cli::StartConfig;
+use crate::cli::{StartConfig, in_use};
+use crate::say;
 use crate::upkeep::Upkeep;
 
 /// Opens the node of a home folder: its state, or genesis when there is none yet.
@@ -53,11 +54,11 @@ async fn run(config: StartConfig) -> Result<()> {
         crate::open::upkeep(&config, engine.shared().store().clone(), crate::open::snapshots(&config)?)?;
     let listener = tokio::net::TcpListener::bind(config.grpc_listen)
         .await
-        .with_context(|| format!("grpc: cannot listen on {}; is the port in use?", config.grpc_listen))?;
-    println!("gRPC listens on {}", listener.local_addr()?);
+        .map_err(|e| in_use("--grpc-listen", config.grpc_listen, &e))?;
+    say::notice(format_args!("gRPC listens on {}", listener.local_addr()?));
     if let Some(addr) = config.metrics_listen {
         telemetry::install(addr)?;
-        println!("metrics at http://{addr}/metrics");
+        say::notice(format_args!("metrics at http://{addr}/metrics"));
     }
     let backend = Arc::new(NodeBackend::new(engine.clone(), &config.moniker, &config.validator.0));
     let (stop, stopped) = tokio::sync::watch::channel(false);
@@ -84,7 +85,7 @@ async fn make_blocks(
     loop {
         tokio::select! {
             name = signals.next() => {
-                println!("{name}: stopped after height {}", *engine.heights().borrow());
+                say::notice(format_args!("{name}: stopped after height {}", *engine.heights().borrow()));
                 return Ok(());
             }
             _ = ticks.tick() => {}

@@ -16,7 +16,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use holdfast_app::app::{FinalizedBlock, Shared};
 use holdfast_app::state::CommitStore;
 use holdfast_breaker::State;
@@ -39,7 +39,7 @@ pub fn install(addr: SocketAddr) -> Result<()> {
     PrometheusBuilder::new()
         .with_http_listener(addr)
         .install()
-        .with_context(|| format!("metrics: cannot listen on {addr}; is the port in use?"))
+        .map_err(|e| crate::cli::in_use("--metrics-listen", addr, &e))
 }
 
 /// Takes in a committed block.

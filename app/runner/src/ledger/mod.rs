@@ -651,6 +651,12 @@ impl IdempotencyLedger {
         })
     }
 
+    /// Whether a session that is new would be taken now.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        self.check_room().is_ok()
+    }
+
     fn check_room(&self) -> Result<(), LedgerError> {
         let (sessions, bytes) = (self.index.sessions.len(), self.index.bytes);
         if sessions >= self.config.sessions_max || bytes >= self.config.index_bytes_max {

@@ -1,1 +1,0 @@
-//! `HardenedSessionRunner`, which drives sessions through a route of shards.

@@ -1,1 +1,0 @@
-//! One attempt as a state machine: events in, effects out.
