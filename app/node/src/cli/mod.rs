@@ -33,6 +33,7 @@ mod init;
 mod keys;
 mod localnet;
 mod matrix;
+mod model;
 mod node;
 mod output;
 mod query;
