@@ -45,6 +45,8 @@ const WAITING_MAX: usize = 64;
 const STREAMS_MAX: usize = 1_024;
 /// Answers kept for those who ask again: the newest.
 const ANSWERS_MAX: usize = 1_024;
+/// Pieces of all these together, each some 150 bytes. Who asks for one that went gets it from the ledger.
+const PIECES_KEPT: usize = 1 << 19;
 /// Pieces of an answer on their way to one client.
 const PIECES: usize = 16;
 /// Longest a client may take for the whole answer, beyond the runner's own limit.
@@ -164,12 +166,14 @@ impl Answers {
         let mut answers = self.lock();
         let number = answers.values().map(|(number, _)| *number).max().map_or(0, |last| last + 1);
         answers.insert(id.to_owned(), (number, answer));
-        while answers.len() > ANSWERS_MAX {
+        let mut pieces: usize = answers.values().map(|(_, answer)| answer.lock().deltas.len()).sum();
+        while answers.len() > ANSWERS_MAX || pieces > PIECES_KEPT {
             let ended = answers.iter().filter(|(_, (_, answer))| answer.lock().end.is_some());
             let Some(oldest) = ended.min_by_key(|(_, (number, _))| *number).map(|(id, _)| id.clone()) else {
                 break;
             };
-            answers.remove(&oldest);
+            let removed = answers.remove(&oldest);
+            pieces = pieces.saturating_sub(removed.map_or(0, |(_, answer)| answer.lock().deltas.len()));
         }
     }
 
