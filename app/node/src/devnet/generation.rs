@@ -73,7 +73,9 @@ impl Mishap {
             Self::Stall => FaultKind::Stall,
             Self::Cut => FaultKind::Reset,
         };
-        (0..EPOCHS).map(|epoch| Fault { kind, step, epoch }).collect()
+        // After the first break the runner asks the worker what became of the step, and goes on.
+        let times = if self == Self::Cut { 2 } else { 1 };
+        (0..EPOCHS).flat_map(|epoch| vec![Fault { kind, step, epoch }; times]).collect()
     }
 }
 
