@@ -51,7 +51,7 @@ pub(crate) enum Mishap {
     Kill,
     /// Its worker does not answer.
     Stall,
-    /// Its worker's stream breaks, again and again.
+    /// Its worker's stream breaks, and it has no other worker to go on with.
     Cut,
 }
 
@@ -73,9 +73,7 @@ impl Mishap {
             Self::Stall => FaultKind::Stall,
             Self::Cut => FaultKind::Reset,
         };
-        // After the first break the runner asks the worker what became of the step, and goes on.
-        let times = if self == Self::Cut { 2 } else { 1 };
-        (0..EPOCHS).flat_map(|epoch| vec![Fault { kind, step, epoch }; times]).collect()
+        (0..EPOCHS).map(|epoch| Fault { kind, step, epoch }).collect()
     }
 }
 
@@ -267,9 +265,12 @@ impl Executor {
 
     async fn submit(&self, job: &Job) -> Result<Generation> {
         let stalls = job.mishap == Some(Mishap::Stall);
+        // A worker that is alive is not taken again by the session that it failed, and not replaced either.
+        let max_restarts = if job.mishap == Some(Mishap::Cut) { 0 } else { u32::MAX };
         let request = GenerateRequest {
             chain_id: CHAIN_ID.into(),
             deadlines: DeadlineOverrides { total_ms: stalls.then_some(STALLED_MS), ..Default::default() },
+            max_restarts,
             ..GenerateRequest::new(
                 job.inference_id.as_str(),
                 encode(&job.prompt),
