@@ -14,6 +14,9 @@ use crate::auth;
 /// Longest wait for a connection.
 const CONNECT: Duration = Duration::from_secs(10);
 
+/// Time between two questions whether the host is still there, and the longest wait for the answer.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
 /// Brings the body of a started inference to the executor at `addr`, `HOST:PORT`, signed by its requester's `key` at
 /// `now_ms`, Unix milliseconds; gives the answer.
 ///
@@ -28,7 +31,9 @@ pub async fn serve(
 ) -> Result<Streaming<pb::ServeResponse>, Status> {
     let endpoint = Endpoint::from_shared(format!("http://{addr}"))
         .map_err(|e| Status::invalid_argument(format!("{addr}: {e}")))?
-        .connect_timeout(CONNECT);
+        .connect_timeout(CONNECT)
+        .http2_keep_alive_interval(KEEP_ALIVE)
+        .keep_alive_timeout(KEEP_ALIVE);
     let channel = endpoint.connect().await.map_err(|e| {
         let cause = std::error::Error::source(&e).map_or_else(|| e.to_string(), ToString::to_string);
         Status::unavailable(format!("{addr}: {cause}"))

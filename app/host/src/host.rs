@@ -4,6 +4,9 @@
 //! and streams the answer to whoever of its requester asks, from token 0 each time. Only the requester's message on the
 //! chain stops a run: a stream that ends, a client's deadline or a slow reader do not (runner-details 13).
 
+// A status is what tonic's services return, however large it is.
+#![allow(clippy::result_large_err)]
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -64,6 +67,8 @@ pub struct HostConfig {
     pub hrp: Hrp,
     /// This executor.
     pub executor: Address,
+    /// Ids, on the chain, of the models that it runs; empty is whichever it is given.
+    pub models: Vec<String>,
     /// Longest answer, tokens.
     pub max_tokens: u32,
     /// How often it looks.
@@ -431,13 +436,17 @@ impl Shared {
         prompt_hash: [u8; 32],
     ) -> Result<(), Status> {
         let policy = |text: String| Err(Status::permission_denied(format!("inference_id {id}: {text}")));
-        let Inference { assigned_to, requested_by, .. } = inference;
+        let Inference { assigned_to, requested_by, model, .. } = inference;
         let me = self.config.executor.to_bech32(&self.config.hrp);
         if *assigned_to != me {
             return policy(format!("it was given to {assigned_to}, this is {me}"));
         }
         if *requested_by != caller.to_bech32(&self.config.hrp) {
             return policy(format!("requested by {requested_by}, who did not sign this call"));
+        }
+        let models = &self.config.models;
+        if !models.is_empty() && !models.contains(model) {
+            return policy(format!("model {model} does not run here"));
         }
         if inference.prompt_hash != prompt_hash {
             return policy("the body is not the one whose SHA-256 was started".into());

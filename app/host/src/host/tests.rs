@@ -188,6 +188,7 @@ impl World {
             status: InferenceStatus::Started.into(),
             requested_by: requester().address().to_bech32(&Hrp::default()),
             assigned_to: executor().to_bech32(&Hrp::default()),
+            model: "m2".into(),
             prompt_hash: Sha256::digest(body).to_vec(),
             max_tokens: 64,
             ..Inference::default()
@@ -210,6 +211,7 @@ impl World {
             chain_id: CHAIN_ID.into(),
             hrp: Hrp::default(),
             executor: executor(),
+            models: vec!["m1".into(), "m2".into()],
             max_tokens: 256,
             pace: Pace { look: ms(5), beat: ms(30), watch: ms(10), busy: ms(10), idle: ms(10) },
         };
@@ -465,6 +467,8 @@ async fn only_the_requester_is_served_with_the_body_it_started_by_the_executor_i
     world.start_inference("i-2", &body(8));
     world.chain.lock().inferences.get_mut("i-2").unwrap().assigned_to =
         requester().address().to_bech32(&Hrp::default());
+    world.start_inference("i-3", &body(8));
+    world.chain.lock().inferences.get_mut("i-3").unwrap().model = "m3".into();
     let process = world.start();
     let thief = SecretKey::from_seed_label(b"host", "thief");
     for round in 0..2 {
@@ -472,9 +476,11 @@ async fn only_the_requester_is_served_with_the_body_it_started_by_the_executor_i
         assert_eq!(stolen.code(), Code::PermissionDenied, "{round}: {stolen}");
         let other = process.refused("i-1", &body(9)).await;
         assert_eq!(other.code(), Code::PermissionDenied, "{round}: {other}");
-        let not_ours = process.refused("i-2", &body(8)).await;
-        assert_eq!(not_ours.code(), Code::PermissionDenied);
-        assert!(not_ours.message().contains("given to"), "{not_ours}");
+        for (id, word) in [("i-2", "given to"), ("i-3", "model m3")] {
+            let not_ours = process.refused(id, &body(8)).await;
+            assert_eq!(not_ours.code(), Code::PermissionDenied);
+            assert!(not_ours.message().contains(word), "{not_ours}");
+        }
         // The second round asks for an answer that is there.
         read(process.serve("i-1", &body(8)).await.unwrap()).await;
     }
@@ -483,7 +489,7 @@ async fn only_the_requester_is_served_with_the_body_it_started_by_the_executor_i
         ("i-1", br#"{"prompt":"a","stop":"b"}"#.to_vec(), Code::InvalidArgument),
         ("", body(8), Code::InvalidArgument),
         (&"i".repeat(65), body(8), Code::InvalidArgument),
-        ("i-3", vec![b' '; BODY_MAX + 1], Code::InvalidArgument),
+        ("i-4", vec![b' '; BODY_MAX + 1], Code::InvalidArgument),
     ] {
         let id = if id == "i-1" { "i-4" } else { id };
         assert_eq!(process.refused(id, &bad).await.code(), code);

@@ -72,6 +72,9 @@ pub(crate) struct HostArgs {
     /// Folder of the work ledger [default: data/runner in the home folder]
     #[arg(long, env = "HOLDFASTD_LEDGER", value_name = "DIR")]
     ledger: Option<PathBuf>,
+    /// Ids of the models on the chain that this backend is, with commas; inferences of others are refused [default: any]
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    models: Vec<String>,
     /// Longest answer in tokens, whatever was paid for
     #[arg(long, value_name = "N", default_value = "4096", value_parser = tokens)]
     max_tokens: u32,
@@ -186,6 +189,7 @@ async fn serve(
         chain_id: chain_id.clone(),
         hrp: hrp.clone(),
         executor,
+        models: args.models.clone(),
         max_tokens: args.max_tokens,
         pace: Pace::default(),
     };
