@@ -17,7 +17,7 @@ use crate::restart::{
     Decision, FailedAttempt, Fence, FreshReport, Inhibitions, PrefixCheck, RestartController, RouteWish,
     assert_fresh_start, plan_route,
 };
-use crate::scheduler::{self, CancelledFrom, ContinuousBatchScheduler, DoneReason};
+use crate::scheduler::{self, CancelledFrom, ContinuousBatchScheduler};
 use crate::session::steps::Flight;
 use crate::session::{
     Effect, Event, FinishReason, GenerateRequest, NAME_MAX, Now, Outcome, STOP_TOKENS_MAX, SessionConfig,
@@ -976,7 +976,7 @@ impl SessionCore {
             self.rearm_holding(key);
         }
         let Some(session) = self.take_session(id) else { return };
-        self.scheduler.finish(id, DoneReason::Completed);
+        self.scheduler.finish(id, WorkStatus::Completed);
         let outcome = Outcome {
             session: id,
             status: WorkStatus::Completed,
