@@ -380,6 +380,7 @@ fn a_coordinator_killed_at_any_write_or_sync_replays_nothing_and_bills_everythin
         assert!(last.status.success(), "{what}: {last:?}");
         check(folder.path(), &what);
     }
+    println!("{total} kills, {missed} of them after the end");
     assert!(missed * 10 <= total, "{missed} of {total} were not killed");
 }
 

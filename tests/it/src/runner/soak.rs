@@ -278,7 +278,7 @@ fn a_runner_to_be_soaked() {
 
 #[test]
 fn thousands_of_requests_withdrawn_at_random_leave_nothing_and_memory_stays_flat() {
-    let count = if all() { 5_000 } else { 800 };
+    let count = if all() { 5_000 } else { 2_000 };
     let seed = Dice::new().below(u64::MAX);
     let mut soak = child("runner::soak::a_runner_to_be_soaked", &[(SOAK, format!("{count} {seed}"))]);
     let out = run(&mut soak, Duration::from_secs(if all() { 900 } else { 120 })).ok();
