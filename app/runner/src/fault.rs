@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::oneshot;
 
 use crate::adapter::{
-    AdapterError, AdapterFuture, BoundaryAdapter, Bundle, KvKey, OpenPlan, Opened, Payload, ReleaseAck,
-    ShardInfo, StepOut, StepRef, StepState, StopAck, Usage,
+    AdapterError, AdapterFuture, BoundaryAdapter, Bundle, Counts, KvKey, OpenPlan, Opened, Payload,
+    ReleaseAck, ShardInfo, StepOut, StepRef, StepState, StopAck, Usage,
 };
 use crate::clock::Clock;
 use crate::failure::Cause;
@@ -320,6 +320,10 @@ impl BoundaryAdapter for FaultyAdapter {
         None
     }
 
+    fn counts(&self, key: KvKey) -> Option<Counts> {
+        self.inner.counts(key)
+    }
+
     fn usage(&self) -> Usage {
         self.inner.usage()
     }
@@ -383,6 +387,10 @@ impl BoundaryAdapter for FaultyHost {
 
     fn last_beat_ms(&self) -> Option<u64> {
         self.host.last_beat_ms()
+    }
+
+    fn counts(&self, key: KvKey) -> Option<Counts> {
+        self.faulty.counts(key)
     }
 
     fn usage(&self) -> Usage {

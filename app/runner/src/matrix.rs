@@ -305,7 +305,7 @@ pub async fn run_scenario(
         let (outcome, ()) = futures_util::future::join(client, act).await;
         let outcome = outcome?;
         // Completed work is held for a while; nothing may be left after it.
-        let until = clock.now_ms().saturating_add(hold_ms + 2_000);
+        let until = clock.now_ms().saturating_add(hold_ms + 15_000);
         let mut left = held().await;
         while left > 0 && clock.now_ms() < until && !wish.leave_kv {
             clock.sleep_until(clock.now_ms().saturating_add(100)).await;

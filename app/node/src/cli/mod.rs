@@ -32,6 +32,7 @@ mod init;
 mod keys;
 mod localnet;
 mod matrix;
+mod model;
 mod node;
 mod output;
 mod query;

@@ -387,7 +387,9 @@ impl Driver {
                             adapter.decode(key, step, bundle)
                         }
                     });
-                    Event::StepEnded { shard, key, step: step.step, result: result.await }
+                    let result = result.await;
+                    let counts = adapter.and_then(|adapter| guarded(|| adapter.counts(key)).flatten());
+                    Event::StepEnded { shard, key, step: step.step, result, counts }
                 });
             }
             Effect::QueryStep { shard, key, step } => self.start(shard, key, async move |adapter| {
