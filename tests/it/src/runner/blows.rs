@@ -123,7 +123,8 @@ impl Lane {
         self.generation += 1;
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let pool = |addrs: Vec<SocketAddr>| {
-            let address = |addr: SocketAddr| WorkerAddress::parse(&format!("http://{addr}")).expect("an address");
+            let address =
+                |addr: SocketAddr| WorkerAddress::parse(&format!("http://{addr}")).expect("an address");
             let addresses = addrs.into_iter().map(address).collect();
             RemotePool::start(addresses, self.generation, None, RemoteLimits::default(), clock.clone())
         };

@@ -1,7 +1,7 @@
 //! The runner on real processes: workers, coordinators and upstream servers that are killed, stopped and cut off.
 //!
 //! `HOLDFAST_ALL=1` runs every case where a seeded choice of them runs otherwise; `HOLDFAST_SEED` is the seed, from the
-//! clock if it is not set, and shown with a failure.
+//! clock if it is not set, and shown with a failure; `HOLDFAST_CASE` picks blows by a part of their description.
 
 mod blows;
 mod cases;
