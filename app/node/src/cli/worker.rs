@@ -115,7 +115,7 @@ async fn tell_of_a_stall(faulty: Arc<FaultyHost>) {
     let _ = writeln!(io::stdout(), "{}", json!({"stalled": true}));
 }
 
-fn cannot_listen(address: SocketAddr, error: &io::Error) -> anyhow::Error {
+pub(super) fn cannot_listen(address: SocketAddr, error: &io::Error) -> anyhow::Error {
     match error.kind() {
         io::ErrorKind::AddrInUse => fail(
             81,

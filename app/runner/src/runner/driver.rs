@@ -14,10 +14,11 @@ use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use crate::adapter::{AdapterError, AdapterFuture, BoundaryAdapter, KvKey, SessionId, ShardInfo};
 use crate::clock::{Clock, Sleep};
 use crate::ledger::{IdempotencyLedger, LedgerError, Retired};
+use crate::record::WorkRecord;
 use crate::restart::ShardPool;
-use crate::runner::RunnerConfig;
 use crate::runner::generation::{Generation, Outbox};
 use crate::runner::inbox::{Cancel, Commands, Inbox, Question, Reply};
+use crate::runner::{Report, RunnerConfig};
 use crate::session::{Effect, Event, Now, SessionCore, ShardNo, SubmitError};
 
 /// Most answers of shards in one turn.
@@ -222,12 +223,27 @@ impl Driver {
                     epochs.filter_map(|epoch| self.ledger.record(KvKey::new(session, epoch)).cloned());
                 give(reply, records.collect())
             }
-            Question::Unsubmitted(reply) => give(reply, self.ledger.unsubmitted().cloned().collect()),
+            Question::Unsubmitted(reply) => give(reply, self.unsubmitted()),
             Question::MarkSubmitted { record, reference, reply } => {
                 give(reply, self.ledger.submitted(record.session, record.epoch, &reference))
             }
             Question::MarkClosed(session, reply) => give(reply, self.ledger.closed(session, now.ms)),
         }
+    }
+
+    /// Of sessions that neither run nor wait for their next epoch.
+    fn unsubmitted(&self) -> Vec<Report> {
+        let over = self.ledger.unsubmitted().filter(|record| !self.core.runs(record.key.session));
+        over.map(|record| {
+            let WorkRecord { key, .. } = record;
+            let opened = self.ledger.opened(*key);
+            Report {
+                record: record.clone(),
+                inference_id: opened.map_or_else(String::new, |opened| opened.inference_id.clone()),
+                tokens: self.ledger.committed_tokens(key.session, key.epoch).to_vec(),
+            }
+        })
+        .collect()
     }
 
     /// One write, and one sync if something must be durable. On tokio's threads the others of the pool go on meanwhile.

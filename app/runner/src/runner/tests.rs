@@ -941,7 +941,12 @@ fn records_are_reported_once_and_survive_a_crash() {
     let (world, _) = World::single();
     let session = world.run(async |runner| {
         let outcome = runner.run(request("report")).await.unwrap();
-        assert_eq!(runner.unsubmitted().await.unwrap(), outcome.records);
+        let report = Report {
+            record: outcome.records[0].clone(),
+            inference_id: "report".to_owned(),
+            tokens: GOLDEN.to_vec(),
+        };
+        assert_eq!(runner.unsubmitted().await.unwrap(), [report]);
         outcome.session
     });
     world.disk.crash(crate::ledger::Crash::Lose);

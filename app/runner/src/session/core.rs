@@ -266,6 +266,12 @@ impl SessionCore {
         }
     }
 
+    /// Whether the session is not over: queued, live, or between two epochs.
+    #[must_use]
+    pub fn runs(&self, session: SessionId) -> bool {
+        self.sessions.contains_key(&session)
+    }
+
     /// Ends a turn: begins epochs, admits, puts the next iteration together and names the time of the next tick.
     pub fn plan(&mut self, now: Now, ledger: &mut IdempotencyLedger, effects: &mut Vec<Effect>) {
         let t = &mut Turn { now, ledger, effects };
