@@ -11,6 +11,7 @@
 //! | `reads` | a thousand calls of each query change nothing |
 //! | `network` | four validators beside real CometBFT: kills, late joiners, votes, proofs, an upgrade |
 //! | `crash` | kill -9 at random instants: a node and its twin, a devnet that is resumed |
+//! | `runner` | generations while workers, coordinators and upstreams are killed, stopped and cut off |
 //! | `host` | an executor as a process: serves, reports once, is killed and comes back |
 //! | `devnet` | the inference network: repeatable, conserving, and what the breaker does in it |
 //!
@@ -47,3 +48,5 @@ mod reads;
 mod reflection;
 #[cfg(test)]
 mod refusals;
+#[cfg(test)]
+mod runner;

@@ -45,6 +45,7 @@ mod testnet;
 #[cfg(test)]
 mod tests;
 mod tx;
+mod upstream;
 mod values;
 mod version;
 mod what_if;
@@ -82,6 +83,7 @@ enum Verb {
     Infer(Box<host::InferArgs>),
     Generate(Box<generate::GenerateArgs>),
     Matrix(Box<matrix::MatrixArgs>),
+    Upstream(upstream::UpstreamArgs),
     Keys(keys::KeysArgs),
     Genesis(genesis::GenesisArgs),
     Rollback(rollback::RollbackArgs),
@@ -203,6 +205,7 @@ fn parse_and_run(words: &[OsString], io: &mut Io<'_>, connect: node::Connect<'_>
         Verb::Infer(args) => host::infer(&args, io)?,
         Verb::Generate(args) => generate::run(&args, io)?,
         Verb::Matrix(args) => matrix::run(&args, io)?,
+        Verb::Upstream(args) => upstream::run(&args, io)?,
         Verb::Keys(args) => keys::run(&args, io)?,
         Verb::Genesis(args) => genesis::run(&args, io)?,
         Verb::Rollback(args) => rollback::run(&args, io)?,

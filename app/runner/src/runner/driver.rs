@@ -13,7 +13,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt as _};
 
 use crate::adapter::{AdapterError, AdapterFuture, BoundaryAdapter, KvKey, SessionId, ShardInfo};
 use crate::clock::{Clock, Sleep};
-use crate::ledger::{IdempotencyLedger, LedgerError};
+use crate::ledger::{IdempotencyLedger, LedgerError, Retired};
 use crate::record::WorkRecord;
 use crate::restart::ShardPool;
 use crate::runner::generation::{Generation, Outbox};
@@ -26,6 +26,9 @@ const ANSWERS_MAX: usize = 1_024;
 
 /// Time between two looks for sessions that the ledger may forget, milliseconds.
 const RETIRE_MS: u64 = 10_000;
+
+/// The same while there are some: each look forgets a bounded number.
+const RETIRE_MORE_MS: u64 = 100;
 
 /// Names a call: by key and shard, so that all calls of a key at a shard are found together.
 type CallId = (KvKey, ShardNo, u64);
@@ -246,8 +249,9 @@ impl Driver {
     /// One write, and one sync if something must be durable. On tokio's threads the others of the pool go on meanwhile.
     fn flush(&mut self, now: Now) -> Result<(), LedgerError> {
         if now.ms >= self.retire_at_ms {
-            self.retire_at_ms = now.ms.saturating_add(RETIRE_MS);
-            self.ledger.retire(now.ms)?;
+            let retired = self.ledger.retire(now.ms)?;
+            let more = retired != Retired::default();
+            self.retire_at_ms = now.ms.saturating_add(if more { RETIRE_MORE_MS } else { RETIRE_MS });
         }
         if self.ledger.needs_sync()
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
