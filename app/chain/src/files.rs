@@ -37,6 +37,12 @@ pub fn sync_folder(folder: &Path) -> io::Result<()> {
 /// # Errors
 /// File system.
 pub fn write_whole(path: &Path, bytes: &[u8], secret: bool) -> io::Result<()> {
+    // What a link means is its target, which keeps its name; a device or a pipe takes bytes and is not replaced.
+    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let path = target.as_path();
+    if fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
+        return fs::OpenOptions::new().write(true).open(path)?.write_all(bytes);
+    }
     let unfinished = beside(path, FILE);
     let write = || {
         let mut options = fs::OpenOptions::new();
@@ -79,4 +85,27 @@ pub fn create_whole<E>(
     make(&unfinished)?;
     fs::rename(&unfinished, path).map_err(&failed)?;
     sync_folder(parent).map_err(&failed)
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_keeps_its_name_and_a_device_stays_a_device() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+        fs::write(&file, "before").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        write_whole(&link, b"after", false).unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::read(&file).unwrap(), b"after");
+
+        // A link to the device, so that a fault here would hit the link only.
+        let null = folder.path().join("null");
+        std::os::unix::fs::symlink("/dev/null", &null).unwrap();
+        write_whole(&null, b"gone", false).unwrap();
+        assert_eq!(fs::read_link(&null).unwrap(), Path::new("/dev/null"));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
+    }
 }

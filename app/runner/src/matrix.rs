@@ -4,9 +4,10 @@
 //! processes that are killed, stopped and cut off for real. The [`Row`] must be the same on every stage.
 
 use std::future::Future;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 
+use futures_util::future::{Either, select};
 use serde::Serialize;
 
 use crate::adapter::{BoundaryAdapter, KvKey, OpenPlan, Sampling, Usage};
@@ -22,6 +23,8 @@ use crate::runner::{
     Stopped, SubmitError, drive_while,
 };
 
+/// Longest wait for KV to be released at the end of a run that keeps none.
+const RELEASE_MS: u64 = 3_000;
 /// Tokens that each generation asks for.
 pub const TOKENS: u32 = 8;
 /// The reference model's prompt.
@@ -203,8 +206,12 @@ pub struct Wish<'a> {
     pub max_new: Option<u32>,
     /// Longest time for all of it, milliseconds, instead of the scene's.
     pub total_ms: Option<u64>,
-    /// End with the answer, and let KV that is held for a while be.
-    pub leave_kv: bool,
+    /// Hold no KV of completed work, and end when all of it is free or after three seconds.
+    pub release_at_once: bool,
+    /// Try further epochs, whatever the scenario.
+    pub failover: bool,
+    /// When it ends, the client withdraws.
+    pub withdrawn: Option<BoxFuture<'a, ()>>,
     /// A ledger to write to instead of one in memory.
     pub ledger: Option<IdempotencyLedger>,
     /// Id of the inference; by default one that the ledger in memory has not seen.
@@ -267,7 +274,7 @@ pub async fn run_scenario(
     let prompt = stage.prompt();
     let Scene { pool, clock, deadlines, hold_ms, act, held } = stage.set(scenario, faulty).await?;
     let mut config = RunnerConfig::default();
-    config.session.hold_ms = hold_ms;
+    config.session.hold_ms = if wish.release_at_once { 0 } else { hold_ms };
     let lease_ms = config.session.lease_ms;
     let ledger = match wish.ledger {
         Some(ledger) => ledger,
@@ -278,7 +285,8 @@ pub async fn run_scenario(
     request.deadlines = deadlines;
     request.deadlines.total_ms = wish.total_ms.or(deadlines.total_ms);
     request.stop_tokens = wish.stop_tokens;
-    request.max_restarts = if scenario == Scenario::AlphaFailover { u32::MAX } else { 0 };
+    let failover = wish.failover || scenario == Scenario::AlphaFailover;
+    request.max_restarts = if failover { u32::MAX } else { 0 };
     if scenario == Scenario::StaleEpoch {
         let plan = OpenPlan { max_positions: 1, lease_ms, sampling: Sampling::GREEDY };
         let later = KvKey::new(request.session(), 1);
@@ -301,17 +309,27 @@ pub async fn run_scenario(
                 act.await;
             }
         };
-        let client = client(&handle, request, scenario, wish.on_token);
+        let client = client(&handle, request, scenario, wish.on_token, wish.withdrawn);
         let (outcome, ()) = futures_util::future::join(client, act).await;
         let outcome = outcome?;
-        // Completed work is held for a while; nothing may be left after it.
-        let until = clock.now_ms().saturating_add(hold_ms + 15_000);
-        let mut left = held().await;
-        while left > 0 && clock.now_ms() < until && !wish.leave_kv {
-            clock.sleep_until(clock.now_ms().saturating_add(100)).await;
-            left = held().await;
-        }
+        let mut left = 0;
         let work = handle.work().await?;
+        if wish.release_at_once {
+            // The runner ends when every shard has let go, also of what may have been opened unheard.
+            handle.stop(0);
+            let until = clock.now_ms().saturating_add(RELEASE_MS);
+            while clock.now_ms() < until && handle.telemetry().await.is_ok() {
+                clock.sleep_until(clock.now_ms().saturating_add(10)).await;
+            }
+        } else {
+            // Completed work is held for a while; nothing may be left after it.
+            let until = clock.now_ms().saturating_add(hold_ms + 15_000);
+            left = held().await;
+            while left > 0 && clock.now_ms() < until {
+                clock.sleep_until(clock.now_ms().saturating_add(100)).await;
+                left = held().await;
+            }
+        }
         Ok::<_, MatrixError>((outcome, left, work))
     };
     let (outcome, kv_entries_left, work) = drive_while(driver, work).await?;
@@ -340,10 +358,21 @@ async fn client(
     request: GenerateRequest,
     scenario: Scenario,
     mut on_token: Option<&mut dyn FnMut(u32, u32)>,
+    withdrawn: Option<BoxFuture<'_, ()>>,
 ) -> Result<Outcome, MatrixError> {
     let mut generation: Generation = handle.submit(request).await?;
+    let mut withdrawn = withdrawn.unwrap_or_else(|| Box::pin(std::future::pending()));
     loop {
-        match generation.next().await {
+        let event = match select(pin!(generation.next()), withdrawn.as_mut()).await {
+            Either::Left((event, _)) => Some(event),
+            Either::Right(_) => None,
+        };
+        let Some(event) = event else {
+            withdrawn = Box::pin(std::future::pending());
+            generation.cancel(Cause::Client);
+            continue;
+        };
+        match event {
             Some(GenerationEvent::Token { index, token }) => {
                 if let Some(on_token) = &mut on_token {
                     on_token(index, token);

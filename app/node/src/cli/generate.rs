@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Result;
 use holdfast_runner::ledger::{FileStore, IdempotencyLedger, LedgerConfig};
 use holdfast_runner::matrix::{self, BoxFuture, LocalStage, MatrixError, Run, Scenario, Scene, Stage, Wish};
-use holdfast_runner::worker::{RemoteLimits, RemotePool, from_urls};
+use holdfast_runner::worker::{PoolMember, RemoteLimits, RemotePool, from_urls};
 use holdfast_runner::{BoundaryAdapter, ChatMessage, Clock, SystemClock, TextCodec, TextStream, WorkStatus};
 use serde_json::json;
 
@@ -117,7 +117,9 @@ pub(crate) fn run(args: &GenerateArgs, io: &mut Io<'_>) -> Result<()> {
             }
         }
     };
-    let ran = wiring::children(async {
+    let mut interrupted = false;
+    let ran = wiring::on_this_thread(async {
+        let mut signals = crate::solo::Signals::new()?;
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let ledger = args.ledger.as_deref().map(|folder| ledger(folder, clock.as_ref())).transpose()?;
         let wish = Wish {
@@ -125,11 +127,18 @@ pub(crate) fn run(args: &GenerateArgs, io: &mut Io<'_>) -> Result<()> {
             stop_tokens: codec.stop_tokens().to_vec(),
             max_new: Some(args.max_tokens),
             total_ms: args.total_ms,
-            leave_kv: args.fault.is_none(),
+            release_at_once: args.fault.is_none(),
+            failover: args.fault.is_none(),
+            // A signal withdraws; the record says so, and every shard gives its KV back.
+            withdrawn: Some(Box::pin(async {
+                signals.next().await;
+                interrupted = true;
+            })),
             inference_id: Some(id),
             ledger,
         };
-        let mut stage = stage(args, &opened, prompt, clock).await?;
+        let generation = wish.ledger.as_ref().map(IdempotencyLedger::generation);
+        let mut stage = stage(args, &opened, prompt, clock, generation).await?;
         matrix::run_scenario(stage.as_mut(), scenario, args.faulty_shard, wish)
             .await
             .map_err(|e| fail(93, "generate", e.to_string()))
@@ -159,6 +168,9 @@ pub(crate) fn run(args: &GenerateArgs, io: &mut Io<'_>) -> Result<()> {
     }
     match (outcome.status, outcome.kind) {
         (WorkStatus::Completed, _) => Ok(()),
+        (WorkStatus::Cancelled, _) if interrupted => {
+            Err(fail(51, "generate", "interrupted; the generation was withdrawn"))
+        }
         (status, kind) => {
             let kind = kind.map_or("", |kind| kind.as_str());
             Err(fail(94, "generate", format!("the generation ended as {} ({kind})", status.as_str())))
@@ -169,8 +181,9 @@ pub(crate) fn run(args: &GenerateArgs, io: &mut Io<'_>) -> Result<()> {
 fn prompt(args: &GenerateArgs, codec: &dyn TextCodec, io: &mut Io<'_>) -> Result<Vec<u32>> {
     let mut prompt = args.prompt.clone();
     if prompt == "-" {
-        prompt.clear();
-        io.input.take(PROMPT_MAX + 1).read_to_string(&mut prompt)?;
+        let mut bytes = Vec::new();
+        io.input.take(PROMPT_MAX + 1).read_to_end(&mut bytes)?;
+        prompt = String::from_utf8(bytes).map_err(|_| fail(12, "PROMPT", "is no UTF-8; give a text"))?;
     }
     if prompt.is_empty() {
         return Err(fail(12, "PROMPT", "is empty; give a text"));
@@ -193,14 +206,25 @@ async fn stage(
     opened: &Opened,
     prompt: Vec<u32>,
     clock: Arc<dyn Clock>,
+    generation: Option<u64>,
 ) -> Result<Box<dyn Stage + Send>> {
     let pace = pace(args.backend.backend);
     if !args.worker_url.is_empty() {
         let addresses = from_urls(&args.worker_url).map_err(|e| fail(12, "--worker-url", e.to_string()))?;
-        let generation = clock.unix_ms();
+        // Workers obey the highest generation. Without a ledger that counts them, the time is the best that is known.
+        let generation = generation.unwrap_or_else(|| clock.unix_ms());
         let pool = RemotePool::start(addresses, generation, None, RemoteLimits::default(), clock.clone());
-        if !pool.ready(CONNECT).await {
-            return Err(fail(41, "--worker-url", format!("not all workers can be reached: {pool:?}")));
+        // A spare that does not answer is no reason not to begin.
+        if !pool.ready(CONNECT).await && pool.shards().is_empty() {
+            let problem = |member: PoolMember| {
+                format!(
+                    "{}: {}",
+                    member.address.authority(),
+                    member.problem.unwrap_or_else(|| "silent".into())
+                )
+            };
+            let problems: Vec<String> = pool.members().into_iter().map(problem).collect();
+            return Err(fail(41, "--worker-url", problems.join("; ")));
         }
         return Ok(Box::new(Given { pool: Arc::new(pool), prompt, clock }));
     }

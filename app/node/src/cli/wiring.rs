@@ -53,10 +53,15 @@ pub(crate) fn worker(log: EnvFilter, served: impl Future<Output = Result<()>>) -
     ended
 }
 
-/// Runs what starts worker processes: on this thread alone, as the children end when the thread that started them does.
-pub(crate) fn children<T>(run: impl Future<Output = Result<T>>) -> Result<T> {
+/// Runs what may start processes: on this thread alone, as the children end when the thread that started them does.
+pub(crate) fn on_this_thread<T>(run: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime = Builder::new_current_thread().enable_all().build();
-    runtime.map_err(|e| io_failure("runtime".as_ref(), &e))?.block_on(async {
+    runtime.map_err(|e| io_failure("runtime".as_ref(), &e))?.block_on(run)
+}
+
+/// The same, ended by SIGINT.
+pub(crate) fn children<T>(run: impl Future<Output = Result<T>>) -> Result<T> {
+    on_this_thread(async {
         tokio::select! {
             ended = run => ended,
             signal = tokio::signal::ctrl_c() => {

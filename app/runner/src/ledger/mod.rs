@@ -390,6 +390,10 @@ impl IdempotencyLedger {
         let segments = self.store.segments()?;
         self.first = segments.first().copied().unwrap_or(0);
         let last = segments.last().copied();
+        // Numbers begin at 0; one this high was never given, and would leave no room for the next.
+        if let Some(last) = last.filter(|last| *last > u64::MAX / 2) {
+            return Err(corrupt(last, 0, "no ledger has so many segments"));
+        }
         let mut generation = 0;
         for (&segment, expected) in segments.iter().zip(self.first..) {
             if segment != expected {

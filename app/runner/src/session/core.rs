@@ -628,7 +628,8 @@ impl SessionCore {
             return;
         };
         if let Some(attempt) = self.live(key)
-            && result.is_ok()
+            // A broken stream may have lost no more than the answer.
+            && matches!(result, Ok(_) | Err(AdapterError::StreamReset(_)))
         {
             attempt.opened += 1;
         }

@@ -5,6 +5,7 @@
 
 mod blows;
 mod cases;
+mod generate;
 mod ledger;
 mod matrix;
 mod soak;

@@ -342,6 +342,16 @@ fn a_changed_byte_is_corruption_in_an_old_segment_and_a_cut_in_the_last() {
 }
 
 #[test]
+fn a_segment_numbered_beyond_all_that_were_ever_given_is_corruption() {
+    for number in [u64::MAX, u64::MAX - 1, 1 << 63] {
+        let disk = MemoryDisk::new();
+        disk.overwrite(number, Vec::new());
+        let refused = try_open(&disk, LedgerConfig::default());
+        assert!(matches!(refused, Err(LedgerError::Corrupt { .. })), "{number}: {refused:?}");
+    }
+}
+
+#[test]
 fn damage_in_the_last_segment_that_no_crash_explains_is_corruption() {
     let disk = MemoryDisk::new();
     let (mut ledger, _) = open(&disk);
