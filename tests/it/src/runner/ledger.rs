@@ -19,7 +19,7 @@ use holdfast_runner::ledger::{FileStore, LedgerConfig, LedgerStore, Syncer};
 use holdfast_runner::shard::{LocalShard, ShardSettings};
 use holdfast_runner::{
     BoundaryAdapter, Bundle, Cause, Clock, FailureKind, GenerateRequest, HardenedSessionRunner,
-    IdempotencyLedger, KvKey, RunnerConfig, RunnerHandle, StepOut, StepRef, SystemClock, WorkStatus,
+    IdempotencyLedger, KvKey, Report, RunnerConfig, RunnerHandle, StepOut, StepRef, SystemClock, WorkStatus,
 };
 use rustix::process::{Signal, getpid, kill_process};
 use serde_json::Value;
@@ -198,7 +198,7 @@ fn request(id: &str) -> GenerateRequest {
 
 /// Reports what is completed and not known to be reported.
 async fn report(handle: &RunnerHandle, receiver: &Path) {
-    for record in handle.unsubmitted().await.expect("the runner runs") {
+    for Report { record, .. } in handle.unsubmitted().await.expect("the runner runs") {
         if record.status == WorkStatus::Completed {
             let tokens = record.tokens.expect("it is completed");
             append(receiver, &format!("{} {} {tokens}", record.key.session, record.key.epoch));
