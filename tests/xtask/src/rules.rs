@@ -162,6 +162,10 @@ fn refuse_ours(from: &str, to: &str, kind: Kind) -> Option<String> {
             (to.starts_with("x/") && to != "x/testkit") || to == "proto" || to.starts_with("app/"),
             "app/node may use x/ (not x/testkit), proto and the other folders of app/",
         ),
+        ("app", "host") => (
+            (to.starts_with("x/") && to != "x/testkit") || ["proto", "app/chain", "app/runner"].contains(&to),
+            "app/host may use x/ (not x/testkit), proto, the chain's client and the runner",
+        ),
         ("app", _) => (
             (to.starts_with("x/") && to != "x/testkit") || to == "proto",
             "a folder of app/ may use x/ (not x/testkit) and proto",

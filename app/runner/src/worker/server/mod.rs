@@ -209,7 +209,7 @@ async fn connection(hub: Arc<Hub>, socket: TcpStream, _slot: Option<OwnedSemapho
         .keep_alive_timeout(Duration::from_secs(10));
     let conn = Arc::new(Connection::default());
     let worker = generated::WorkerServer::new(Rpc(Arc::clone(&hub)))
-        .max_decoding_message_size(FRAME_BYTES_MAX)
+        .max_decoding_message_size(frame_bytes(&hub.host.describe()))
         .max_encoding_message_size(FRAME_BYTES_MAX);
     let service = {
         let conn = Arc::clone(&conn);
@@ -295,6 +295,13 @@ impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Streams
 struct Rpc(Arc<Hub>);
 
 type Frames<T> = Pin<Box<ReceiverStream<Result<T, Status>>>>;
+
+/// Longest frame a shard has use for: a chunk of activations of its model, but room for beats. Frames that never become
+/// whole are held in memory, for every stream one.
+fn frame_bytes(shard: &ShardInfo) -> usize {
+    let chunk = u64::from(shard.chunk_max) * u64::from(shard.d_model) * 4 + (64 << 10);
+    usize::try_from(chunk).unwrap_or(usize::MAX).clamp(1 << 20, FRAME_BYTES_MAX)
+}
 
 /// The connection that a call came on, as [`connection`] has put it there.
 fn connection_of<T>(request: &Request<T>) -> Arc<Connection> {
