@@ -7,6 +7,7 @@ use bip32::{DerivationPath, XPrv};
 use bip39::{Language, Mnemonic};
 use holdfast_types::Address;
 use ripemd::Ripemd160;
+use secp256k1::ecdsa::{self, RecoverableSignature, RecoveryId};
 use secp256k1::{Message, SECP256K1};
 use sha2::{Digest, Sha256};
 use thiserror::Error;
@@ -28,6 +29,9 @@ pub enum KeyError {
         /// Bytes given.
         length: usize,
     },
+    /// Not a recoverable signature in its one canonical form.
+    #[error("signature: give the 65 bytes r, s, v of secp256k1 with a low s and v 0 or 1")]
+    Signature,
     /// Not a BIP39 phrase.
     #[error("mnemonic: {0}; give 12, 15, 18, 21 or 24 words of the English BIP39 list")]
     Mnemonic(String),
@@ -114,6 +118,38 @@ impl SecretKey {
         let digest = Message::from_digest(Sha256::digest(message).into());
         SECP256K1.sign_ecdsa(digest, &self.0).serialize_compact()
     }
+
+    /// Signs `digest` so that the key can be read off the signature: 65 bytes r‖s‖v, low s, v 0 or 1, nonce by
+    /// RFC 6979 (escrow-details 1).
+    pub fn sign_recoverable(&self, digest: [u8; 32]) -> [u8; 65] {
+        let (recovery, compact) =
+            SECP256K1.sign_ecdsa_recoverable(Message::from_digest(digest), &self.0).serialize_compact();
+        let mut bytes = [0; 65];
+        bytes[..64].copy_from_slice(&compact);
+        bytes[64] = u8::from(i32::from(recovery) & 1 == 1);
+        bytes
+    }
+}
+
+/// Address of the key that made `signature` over `digest`; see [`SecretKey::sign_recoverable`].
+///
+/// # Errors
+/// [`KeyError::Signature`] for a high s, a v above 1, and bytes that are no signature.
+pub fn recover(digest: [u8; 32], signature: &[u8; 65]) -> Result<Address, KeyError> {
+    let (compact, v) = signature.split_at(64);
+    let wrong = |_| KeyError::Signature;
+    if v[0] > 1 {
+        return Err(KeyError::Signature);
+    }
+    let mut plain = ecdsa::Signature::from_compact(compact).map_err(wrong)?;
+    plain.normalize_s();
+    if plain.serialize_compact() != compact {
+        return Err(KeyError::Signature);
+    }
+    let recovery = RecoveryId::try_from(i32::from(v[0])).map_err(wrong)?;
+    let signature = RecoverableSignature::from_compact(compact, recovery).map_err(wrong)?;
+    let point = SECP256K1.recover_ecdsa(Message::from_digest(digest), &signature).map_err(wrong)?;
+    Ok(PublicKey { bytes: point.serialize(), point }.address())
 }
 
 impl Drop for SecretKey {

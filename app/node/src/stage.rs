@@ -7,8 +7,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use holdfast_runner::matrix::{Act, BoxFuture, MatrixError, Pace, Scenario, Scene, Stage};
 use holdfast_runner::proxy::{Proxy, Wire};
-use holdfast_runner::worker::{RemoteLimits, RemotePool, WorkerAddress};
-use holdfast_runner::{Clock, SystemClock};
+use holdfast_runner::worker::{RemoteLimits, RemotePool, RemoteShard, WorkerAddress};
+use holdfast_runner::{BoundaryAdapter as _, Clock, SystemClock};
 use rustix::process::Signal;
 use tokio::sync::Mutex;
 
@@ -18,6 +18,8 @@ use crate::workers::{WorkerCommand, WorkerProcess, signal};
 const CONNECT: Duration = Duration::from_secs(10);
 /// How long a wire stays cut: long enough for both ends to notice, short enough for the worker to be the same one.
 const CUT: Duration = Duration::from_millis(50);
+/// Longest wait for the next beat of every worker; one comes each second.
+const BEATS_MS: u64 = 3_000;
 
 /// Layers `0..layers` in `count` ranges of nearly equal length; with 3 of 4 the middle one is the longest.
 #[must_use]
@@ -87,16 +89,10 @@ impl ProcessStage {
         let set = self.fresh(faulty, fault).await?;
         let deadlines = self.pace.deadlines(scenario);
         let act = self.act(scenario, faulty, set.clone()).await;
+        let time = self.clock.clone();
         let held = Box::new(move || {
-            let pool = set.pool.clone();
-            Box::pin(async move {
-                let held = |shard: &Arc<holdfast_runner::worker::RemoteShard>| {
-                    use holdfast_runner::BoundaryAdapter as _;
-                    let capacity = shard.describe().capacity;
-                    u64::from(capacity.saturating_sub(shard.free_rows().unwrap_or(0)))
-                };
-                pool.shards().iter().map(held).sum()
-            }) as BoxFuture<'static, u64>
+            let (pool, clock) = (set.pool.clone(), time.clone());
+            Box::pin(async move { rows_held(&pool, clock.as_ref()).await }) as BoxFuture<'static, u64>
         });
         let pool = self.set.as_ref().context("it was just set")?.pool.clone();
         let (clock, hold_ms) = (self.clock.clone(), self.pace.hold_ms);
@@ -149,6 +145,21 @@ impl ProcessStage {
         );
         acts.then(|| Box::pin(misfortune) as Act)
     }
+}
+
+/// Rows that the connected workers of a pool say are not free, in a beat from now or later.
+pub async fn rows_held(pool: &RemotePool, clock: &dyn Clock) -> u64 {
+    let asked_ms = clock.now_ms();
+    let heard = |shard: &Arc<RemoteShard>| shard.last_beat_ms().is_some_and(|at_ms| at_ms > asked_ms);
+    // One that does not beat is gone, or about to be.
+    while clock.now_ms() < asked_ms.saturating_add(BEATS_MS) && !pool.shards().iter().all(heard) {
+        clock.sleep_until(clock.now_ms().saturating_add(20)).await;
+    }
+    let held = |shard: &Arc<RemoteShard>| {
+        let free = shard.free_rows().unwrap_or(0);
+        u64::from(shard.describe().capacity.saturating_sub(free))
+    };
+    pool.shards().iter().map(held).sum()
 }
 
 fn any_port() -> SocketAddr {

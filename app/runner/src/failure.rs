@@ -187,3 +187,49 @@ pub const fn work_status_for(kind: FailureKind) -> WorkStatus {
         _ => WorkStatus::Failed,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_has_its_number_status_restart_blame_and_cause() {
+        use Cause as C;
+        use WorkStatus as S;
+        // runner-details 9, line by line.
+        let table = [
+            ("worker-death", 1, S::Unverified, true, true, C::Peer),
+            ("stream-reset", 2, S::Failed, true, true, C::Peer),
+            ("malformed-bundle", 3, S::Failed, false, true, C::Peer),
+            ("stale-epoch", 4, S::Failed, false, true, C::Coordinator),
+            ("cache-miss", 5, S::Failed, true, true, C::Node),
+            ("deadline-exceeded", 6, S::Failed, false, true, C::Deadline),
+            ("heartbeat-lost", 7, S::Failed, false, true, C::Peer),
+            ("cancelled", 8, S::Cancelled, false, false, C::Client),
+            ("prefix-mismatch", 9, S::Unverified, false, true, C::Node),
+            ("internal", 10, S::Failed, false, true, C::Coordinator),
+        ];
+        let found = FailureKind::ALL.map(|kind| {
+            let blame = (kind.node_at_fault(), kind.default_cause());
+            (kind.as_str(), kind.number(), work_status_for(kind), kind.restartable(), blame.0, blame.1)
+        });
+        assert_eq!(found, table);
+    }
+
+    #[test]
+    fn each_error_of_a_shard_has_its_kind() {
+        let text = String::new;
+        for (error, kind) in [
+            (AdapterError::WorkerDeath(text()), FailureKind::WorkerDeath),
+            (AdapterError::StreamReset(text()), FailureKind::StreamReset),
+            (AdapterError::MalformedBundle(text()), FailureKind::MalformedBundle),
+            (AdapterError::StaleEpoch { have: 1 }, FailureKind::StaleEpoch),
+            (AdapterError::CacheMiss(text()), FailureKind::CacheMiss),
+            (AdapterError::LeaseExpired, FailureKind::CacheMiss),
+            (AdapterError::Conflict(text()), FailureKind::Internal),
+            (AdapterError::Internal(text()), FailureKind::Internal),
+        ] {
+            assert_eq!(classify(&error), kind, "{error}");
+        }
+    }
+}

@@ -1,14 +1,16 @@
 //! Faults on purpose: a shard that dies, stalls, resets or lies at a given step.
 
+use std::collections::BTreeMap;
 use std::fmt;
-use std::future::pending;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use tokio::sync::oneshot;
+
 use crate::adapter::{
-    AdapterError, AdapterFuture, BoundaryAdapter, Bundle, KvKey, OpenPlan, Opened, Payload, ReleaseAck,
-    ShardInfo, StepOut, StepRef, StepState, StopAck, Usage,
+    AdapterError, AdapterFuture, BoundaryAdapter, Bundle, Counts, KvKey, OpenPlan, Opened, Payload,
+    ReleaseAck, ShardInfo, StepOut, StepRef, StepState, StopAck, Usage,
 };
 use crate::clock::Clock;
 use crate::failure::Cause;
@@ -23,9 +25,9 @@ pub enum FaultKind {
     Die,
     /// The worker dies before the step runs.
     DieBefore,
-    /// The step does not run, and no answer comes.
+    /// The step does not run and is not answered until its key is stopped; then it is a reset.
     Stall,
-    /// The step runs, and no answer comes.
+    /// The step runs and is not answered until its key is stopped.
     StallAfter,
     /// The step does not run, and its stream breaks.
     Reset,
@@ -106,6 +108,8 @@ pub struct FaultyAdapter {
     boots: u32,
     dead: AtomicBool,
     stalled: AtomicBool,
+    /// Steps that are held back, by key; a stop lets them go.
+    held_back: Mutex<BTreeMap<KvKey, oneshot::Sender<()>>>,
 }
 
 impl FaultyAdapter {
@@ -124,6 +128,7 @@ impl FaultyAdapter {
             boots: 0,
             dead: AtomicBool::new(false),
             stalled: AtomicBool::new(false),
+            held_back: Mutex::default(),
         }
     }
 
@@ -137,6 +142,7 @@ impl FaultyAdapter {
             boots: self.boots.saturating_add(1),
             dead: AtomicBool::new(false),
             stalled: AtomicBool::new(false),
+            held_back: Mutex::default(),
         }
     }
 
@@ -151,6 +157,20 @@ impl FaultyAdapter {
         let mut faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
         let at = faults.iter().position(|fault| fault.step == step && fault.epoch == key.epoch)?;
         Some(faults.remove(at).kind)
+    }
+
+    /// Holds a step back until its key is stopped, as a backend that hangs does: the step of a key that nobody wants
+    /// comes to its end some day.
+    async fn hold_back(&self, key: KvKey) {
+        let (go, gone) = oneshot::channel();
+        self.held_back.lock().unwrap_or_else(PoisonError::into_inner).insert(key, go);
+        self.stalled.store(true, Ordering::Release);
+        // Dropped is as good as sent.
+        let _ = gone.await;
+    }
+
+    fn let_go(&self, key: KvKey) {
+        self.held_back.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
     }
 
     fn alive(&self) -> Result<(), AdapterError> {
@@ -180,8 +200,8 @@ impl FaultyAdapter {
         self.alive()?;
         let fault = self.fault(key, step.step);
         if matches!(fault, Some(FaultKind::Stall)) {
-            self.stalled.store(true, Ordering::Release);
-            pending::<()>().await;
+            self.hold_back(key).await;
+            return Err(reset());
         }
         if self.call_ms > 0 {
             self.clock.sleep_until(self.clock.now_ms().saturating_add(self.call_ms)).await;
@@ -199,9 +219,9 @@ impl FaultyAdapter {
                 Err(death())
             }
             Some(FaultKind::StallAfter) => {
-                let _ = inner(bundle).await;
-                self.stalled.store(true, Ordering::Release);
-                pending().await
+                let result = inner(bundle).await;
+                self.hold_back(key).await;
+                result
             }
             Some(FaultKind::Reset) => Err(reset()),
             Some(FaultKind::ResetAfter) => {
@@ -279,6 +299,7 @@ impl BoundaryAdapter for FaultyAdapter {
     fn stop(&self, key: KvKey, cause: Cause) -> AdapterFuture<'_, StopAck> {
         Box::pin(async move {
             self.alive()?;
+            self.let_go(key);
             self.inner.stop(key, cause).await
         })
     }
@@ -297,6 +318,10 @@ impl BoundaryAdapter for FaultyAdapter {
     /// Its results are its only sign of life, so that a stall is one.
     fn last_beat_ms(&self) -> Option<u64> {
         None
+    }
+
+    fn counts(&self, key: KvKey) -> Option<Counts> {
+        self.inner.counts(key)
     }
 
     fn usage(&self) -> Usage {
@@ -362,6 +387,10 @@ impl BoundaryAdapter for FaultyHost {
 
     fn last_beat_ms(&self) -> Option<u64> {
         self.host.last_beat_ms()
+    }
+
+    fn counts(&self, key: KvKey) -> Option<Counts> {
+        self.faulty.counts(key)
     }
 
     fn usage(&self) -> Usage {

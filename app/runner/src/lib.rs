@@ -48,7 +48,7 @@ pub use ledger::{IdempotencyLedger, StepDisposition, StepKey, UncertainMutationE
 pub use record::{KvOutcome, WorkLedger, WorkRecord};
 pub use restart::{RestartController, ShardPool};
 pub use runner::{
-    Generation, GenerationEvent, HardenedSessionRunner, RunnerConfig, RunnerHandle, drive_while,
+    Generation, GenerationEvent, HardenedSessionRunner, Report, RunnerConfig, RunnerHandle, drive_while,
 };
 pub use scheduler::{ContinuousBatchScheduler, SchedulerTelemetry};
 pub use session::{FinishReason, GenerateRequest, Outcome, SessionConfig, SubmitError};

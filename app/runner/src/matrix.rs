@@ -201,6 +201,8 @@ pub struct Wish<'a> {
     pub stop_tokens: Vec<u32>,
     /// Tokens to ask for instead of [`TOKENS`].
     pub max_new: Option<u32>,
+    /// Longest time for all of it, milliseconds, instead of the scene's.
+    pub total_ms: Option<u64>,
     /// End with the answer, and let KV that is held for a while be.
     pub leave_kv: bool,
     /// A ledger to write to instead of one in memory.
@@ -267,11 +269,14 @@ pub async fn run_scenario(
     let mut config = RunnerConfig::default();
     config.session.hold_ms = hold_ms;
     let lease_ms = config.session.lease_ms;
-    let (ledger, _) =
-        IdempotencyLedger::open(MemoryStore::default(), LedgerConfig::default(), clock.as_ref())?;
-    let mut request =
-        GenerateRequest::new(format!("matrix-{}", scenario.as_str()), prompt, wish.max_new.unwrap_or(TOKENS));
+    let ledger = match wish.ledger {
+        Some(ledger) => ledger,
+        None => IdempotencyLedger::open(MemoryStore::default(), LedgerConfig::default(), clock.as_ref())?.0,
+    };
+    let id = wish.inference_id.unwrap_or_else(|| format!("matrix-{}", scenario.as_str()));
+    let mut request = GenerateRequest::new(id, prompt, wish.max_new.unwrap_or(TOKENS));
     request.deadlines = deadlines;
+    request.deadlines.total_ms = wish.total_ms.or(deadlines.total_ms);
     request.stop_tokens = wish.stop_tokens;
     request.max_restarts = if scenario == Scenario::AlphaFailover { u32::MAX } else { 0 };
     if scenario == Scenario::StaleEpoch {
@@ -300,7 +305,7 @@ pub async fn run_scenario(
         let (outcome, ()) = futures_util::future::join(client, act).await;
         let outcome = outcome?;
         // Completed work is held for a while; nothing may be left after it.
-        let until = clock.now_ms().saturating_add(hold_ms + 2_000);
+        let until = clock.now_ms().saturating_add(hold_ms + 15_000);
         let mut left = held().await;
         while left > 0 && clock.now_ms() < until && !wish.leave_kv {
             clock.sleep_until(clock.now_ms().saturating_add(100)).await;

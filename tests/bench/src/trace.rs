@@ -47,6 +47,7 @@ pub fn run(size: Size, file: Option<&Path>) -> Result<Outcome> {
         report: None,
         headless: true,
         realtime: false,
+        runner: false,
         command: "holdfast-bench".into(),
     };
     let runtime = tokio::runtime::Runtime::new()?;

@@ -27,25 +27,25 @@ const SENDERS: [u8; 3] = [1, 2, 3];
 /// Transactions of one account that wait for a block at most.
 const WAITING: usize = 20;
 
-fn number(name: &str, default: u64) -> u64 {
+pub(crate) fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}: no number")))
 }
 
 /// Numbers from a seed that is shown with a failure.
-struct Dice {
+pub(crate) struct Dice {
     seed: u64,
     thrown: u64,
 }
 
 impl Dice {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
         let seed = number("HOLDFAST_SEED", u64::from(now.subsec_nanos()) ^ now.as_secs());
         println!("HOLDFAST_SEED={seed}");
         Self { seed, thrown: 0 }
     }
 
-    fn below(&mut self, bound: u64) -> u64 {
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.thrown += 1;
         let digest = Sha256::digest([self.seed.to_be_bytes(), self.thrown.to_be_bytes()].concat());
         u64::from_be_bytes(digest[..8].try_into().expect("eight bytes")) % bound

@@ -124,7 +124,7 @@ impl Network {
         let mut command = Command::new(program);
         command.arg("localnet").arg(self.path());
         let base = self.base.to_string();
-        let network = ["--validators", "4", "--voting-period", "6", "--snapshot-interval", "10"];
+        let network = ["--validators", "4", "--voting-period", "15", "--snapshot-interval", "10"];
         command.args(network).args(["--timeout-commit", "200", "--key-seed", "7", "--base-port", &base]);
         command.args(more).env("HOLDFASTD_COMETBFT", cometbft()).env("NO_COLOR", "1");
         self.supervisor = Some(Running::start(&mut command));

@@ -3,7 +3,9 @@
 
 use holdfast_types::{Address, Hrp};
 
-use super::{KeyError, PublicKey, SecretKey, mnemonic_from_entropy};
+use sha2::{Digest, Sha256};
+
+use super::{KeyError, PublicKey, SecretKey, mnemonic_from_entropy, recover};
 
 const ABANDON_12: &str =
     "abandon abandon abandon abandon abandon abandon abandon abandon abandon abandon abandon about";
@@ -114,4 +116,35 @@ fn debug_text_of_a_secret_key_names_its_address_only() {
     assert!(text.contains(&key.address().to_hex()));
     assert!(!text.contains(&hex::encode(key.to_bytes())));
     assert_ne!(key.address(), Address([0; 20]));
+}
+
+#[test]
+fn the_key_is_read_off_a_recoverable_signature_in_its_one_form_only() {
+    // Key and address of the specification's test vectors.
+    let key = SecretKey::from_bytes(&Sha256::digest("holdfast-test-key:gateway")).unwrap();
+    let address = hex::encode(key.address().0);
+    assert_eq!(address, "a319cfc77fccb790bee3a2f9153dcb60ffb6b8fc");
+    for message in ["", "a", "b", "c", "d"] {
+        let digest = Sha256::digest(message).into();
+        let signature = key.sign_recoverable(digest);
+        assert_eq!(signature[..64], key.sign(message.as_bytes()));
+        assert_eq!(recover(digest, &signature), Ok(key.address()));
+
+        let mut other = signature;
+        other[64] ^= 1;
+        assert_ne!(recover(digest, &other), Ok(key.address()));
+        other[64] = 2;
+        assert_eq!(recover(digest, &other), Err(KeyError::Signature));
+        // n − s with the other v names the same key, and is refused.
+        let mut high = signature;
+        let mut borrow = 0_i16;
+        for (i, n) in order().into_iter().enumerate().rev() {
+            let difference = i16::from(n) - i16::from(signature[32 + i]) - borrow;
+            borrow = i16::from(difference < 0);
+            high[32 + i] = difference.rem_euclid(256) as u8;
+        }
+        high[64] ^= 1;
+        assert_eq!(recover(digest, &high), Err(KeyError::Signature));
+        assert_eq!(recover(digest, &[0; 65]), Err(KeyError::Signature));
+    }
 }

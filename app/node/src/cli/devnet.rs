@@ -60,6 +60,10 @@ pub(crate) struct DevnetArgs {
     /// A block every --block-seconds instead of as fast as possible
     #[arg(long)]
     realtime: bool,
+    /// Executors run the reference model for real, prompts cut to 64 tokens and answers to 32; profiles kill, stall or cut their
+    /// workers. Real time decides then: two runs need not have one app hash, and none can be gone on with
+    #[arg(long, conflicts_with = "home")]
+    runner: bool,
 }
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
@@ -126,6 +130,7 @@ pub(crate) fn config(args: &DevnetArgs, command: String) -> Result<DevnetConfig>
         report,
         headless: args.headless,
         realtime: args.realtime,
+        runner: args.runner,
         command,
     })
 }

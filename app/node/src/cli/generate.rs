@@ -41,6 +41,9 @@ pub(crate) struct GenerateArgs {
     /// Most tokens
     #[arg(long, value_name = "N", default_value = "32", value_parser = tokens)]
     max_tokens: u32,
+    /// Longest time for all of it, milliseconds, up to 300000 [default: what the node allows]
+    #[arg(long, value_name = "MS", value_parser = total_ms)]
+    total_ms: Option<u64>,
     /// The prompt is the user's part of a conversation, in the form that the model knows
     #[arg(long)]
     chat: bool,
@@ -60,6 +63,10 @@ pub(crate) struct GenerateArgs {
 
 fn tokens(text: &str) -> Result<u32, String> {
     values::within(text, 1, 1 << 20).map(|count| u32::try_from(count).unwrap_or(u32::MAX))
+}
+
+fn total_ms(text: &str) -> Result<u64, String> {
+    values::within(text, 1, holdfast_runner::Deadlines::default().total_ms)
 }
 
 fn scenario(text: &str) -> Result<Scenario, String> {
@@ -117,6 +124,7 @@ pub(crate) fn run(args: &GenerateArgs, io: &mut Io<'_>) -> Result<()> {
             on_token: Some(&mut on_token),
             stop_tokens: codec.stop_tokens().to_vec(),
             max_new: Some(args.max_tokens),
+            total_ms: args.total_ms,
             leave_kv: args.fault.is_none(),
             inference_id: Some(id),
             ledger,

@@ -1,7 +1,7 @@
 //! The command line of `holdfastd`.
 //!
 //! ```text
-//! holdfastd init | start | devnet | testnet | localnet | worker | generate | matrix | keys | genesis | rollback | snapshot | export | status
+//! holdfastd init | start | devnet | testnet | localnet | worker | host | infer | generate | matrix | keys | genesis | rollback | snapshot | export | status
 //!           tx | query | version | completion
 //! ```
 //!
@@ -28,10 +28,12 @@ mod fields;
 mod files;
 mod generate;
 mod genesis;
+mod host;
 mod init;
 mod keys;
 mod localnet;
 mod matrix;
+mod model;
 mod node;
 mod output;
 mod query;
@@ -43,6 +45,7 @@ mod testnet;
 #[cfg(test)]
 mod tests;
 mod tx;
+mod upstream;
 mod values;
 mod version;
 mod what_if;
@@ -76,8 +79,11 @@ enum Verb {
     Localnet(Box<localnet::LocalnetArgs>),
     BecomeChild(localnet::BecomeChildArgs),
     Worker(worker::WorkerArgs),
+    Host(Box<host::HostArgs>),
+    Infer(Box<host::InferArgs>),
     Generate(Box<generate::GenerateArgs>),
     Matrix(Box<matrix::MatrixArgs>),
+    Upstream(upstream::UpstreamArgs),
     Keys(keys::KeysArgs),
     Genesis(genesis::GenesisArgs),
     Rollback(rollback::RollbackArgs),
@@ -195,8 +201,11 @@ fn parse_and_run(words: &[OsString], io: &mut Io<'_>, connect: node::Connect<'_>
         Verb::Localnet(args) => localnet::run(&args)?,
         Verb::BecomeChild(args) => localnet::become_child(&args)?,
         Verb::Worker(args) => worker::run(&args, io)?,
+        Verb::Host(args) => host::run(&args, io)?,
+        Verb::Infer(args) => host::infer(&args, io)?,
         Verb::Generate(args) => generate::run(&args, io)?,
         Verb::Matrix(args) => matrix::run(&args, io)?,
+        Verb::Upstream(args) => upstream::run(&args, io)?,
         Verb::Keys(args) => keys::run(&args, io)?,
         Verb::Genesis(args) => genesis::run(&args, io)?,
         Verb::Rollback(args) => rollback::run(&args, io)?,

@@ -59,7 +59,7 @@ pub(crate) fn run(args: &MakeModelArgs, io: &mut Io<'_>) -> Result<()> {
 pub(crate) fn run(args: &MakeModelArgs, _: &mut Io<'_>) -> Result<()> {
     let MakeModelArgs { out: _, seed: _, layers: _, dtype: _ } = args;
     let text = "this holdfastd was built without candle; build it with `--features candle`";
-    Err(super::error::fail(11, "worker make-model", text))
+    Err(super::error::fail(91, "worker make-model", text))
 }
 
 #[cfg(test)]

@@ -337,6 +337,9 @@ const BAD_VALUES: &[(&str, &str, &str)] = &[
     ("--preset", "best", "devnet"),
     ("--seed", "x", "devnet"),
     ("--listen", "somewhere:1", "devnet"),
+    ("--total-ms", "300001", "generate hello"),
+    ("--token-ms", "-1", "upstream"),
+    ("--fault", "nothing@all", "upstream"),
     ("--fees", "10", "tx bank send --from a"),
     ("--gas", "0", "tx bank send --from a"),
     ("--gas", "9223372036854775808", "tx bank send --from a"),
@@ -356,6 +359,28 @@ const BAD_VALUES: &[(&str, &str, &str)] = &[
     ("--output", "yaml", "genesis validate"),
     ("--collateral", "much", "genesis add-participant a --models m"),
     ("--validator-key", "02", "genesis add-participant a --models m --collateral 1uhold"),
+    ("--backend", "none", "worker"),
+    ("--capacity", "0", "worker"),
+    ("--layers", "2..1", "worker"),
+    ("--name", "a/b", "worker"),
+    ("--fault", "dye@1", "worker"),
+    ("--upstream-slots", "0", "worker"),
+    ("--upstream-context", "1", "worker"),
+    ("--dtype", "f8", "worker make-model --out x"),
+    ("--layers", "0", "worker make-model --out x"),
+    ("--fault", "bad-luck", "generate hello"),
+    ("--faulty-shard", "one", "generate hello --fault clean"),
+    ("--max-tokens", "0", "generate hello"),
+    ("--workers", "0", "generate hello"),
+    ("--worker-url", "ftp://h:1", "generate hello"),
+    ("--workers", "17", "matrix"),
+    ("--workers", "0", "host --from a"),
+    ("--max-tokens", "0", "host --from a"),
+    ("--fees", "10", "host --from a"),
+    ("--listen", "somewhere:1", "host --from a"),
+    ("--grpc-addr", "nowhere", "host --from a"),
+    ("--host", "nowhere", "infer --from a --inference-id i --body x"),
+    ("--deadline-ms", "-1", "infer --from a --inference-id i --body x"),
 ];
 
 #[test]
@@ -407,6 +432,15 @@ fn every_flag_that_takes_a_value_has_a_bad_one_in_these_tests() {
         "--host-url",
         "--cometbft",
         "--output-document",
+        "--body",
+        "--inference-id",
+        "--ledger",
+        "--upstream",
+        // Whatever their text is, it is a file's name, a key or a model's name.
+        "--model",
+        "--out",
+        "--upstream-key",
+        "--upstream-model",
     ];
     let known: BTreeSet<String> = tested.into_iter().chain(own.map(str::to_owned)).collect();
     assert_eq!(flags, known);
@@ -460,6 +494,7 @@ fn devnet_without_flags_is_the_run_of_the_documents() {
         report: None,
         headless: false,
         realtime: false,
+        runner: false,
         command: "holdfastd devnet".into(),
     };
     assert_eq!(devnet_config(""), expected);
@@ -1193,7 +1228,10 @@ fn unknown_commands_list_those_that_exist() {
     run(&["tx", "bankk"])
         .refused(11, &["bankk", "auth, bank, breaker, epochs, gov, inference, participants"]);
     run(&["query", "inference", "get-random"]).refused(11, &["get-random-executor", "sprt"]);
-    run(&["frobnicate"]).refused(11, &["init, start, devnet, testnet, localnet, worker, keys"]);
+    run(&["frobnicate"]).refused(
+        11,
+        &["init, start, devnet, testnet, localnet, worker, host, infer, generate, matrix, keys"],
+    );
     let (help, exit) = run(&["tx"]).failure.unwrap();
     assert!(help.contains("inference") && exit == 2);
 }
@@ -1350,4 +1388,35 @@ fn a_local_network_needs_cometbft_and_a_folder_of_its_own() {
     let (comet, other) = (at("cometbft"), at("other"));
     run(&["localnet", &other, "--cometbft", &comet]).refused(23, &["testnet.json", "no test network"]);
     run(&["localnet", &at("net"), "--cometbft", &comet, "--json", &other]).refused(12, &["--json", "folder"]);
+}
+
+#[test]
+fn a_host_and_its_client_say_what_they_lack() {
+    let (dir, home) = home_of_alice();
+    let file = dir.path().join("file");
+    fs::write(&file, "x").unwrap();
+    let file = file.to_str().unwrap();
+    let prefix = ["--bech32-prefix", "cosmos", "--home", &home];
+    let host = |words: &[&str]| run(&[&["host"], words, &prefix[..]].concat());
+    host(&[]).refused(14, &["--from"]);
+    host(&["--from", "bob"]).refused(33, &["bob", "keys list"]);
+    host(&["--from", "alice", "--backend", "openai-http"]).refused(14, &["--upstream"]);
+    host(&["--from", "alice", "--ledger", file]).refused(95, &["--ledger", file]);
+    host(&["--from", "alice", "--workers", "2", "--worker-from-chain"]).refused(15, &["--workers"]);
+    host(&["--from", "alice", "--worker-url", "h:1", "--worker-from-chain"]).refused(15, &["--worker-url"]);
+    // Nobody listens on a port that was free just now.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    host(&["--from", "alice", "--grpc-addr", &free]).refused(41, &["--grpc-addr", "start a node"]);
+
+    let infer = |words: &[&str]| {
+        let all =
+            [&["infer", "--from", "alice", "--chain-id", "test-1", "--host", &free], words, &prefix[..]];
+        run(&all.concat())
+    };
+    infer(&["--inference-id", "i"]).refused(14, &["--body"]);
+    infer(&["--body", "{}"]).refused(14, &["--inference-id"]);
+    infer(&["--inference-id", "i", "--body", "@/no/such/file"]).refused(21, &["/no/such/file"]);
+    infer(&["--inference-id", "i", "--body", "{}"]).refused(41, &["--host", &free]);
+    let words = ["infer", "--from", "alice", "--inference-id", "i", "--body", "{}"];
+    run(&[&words[..], &prefix[..]].concat()).refused(14, &["--chain-id"]);
 }

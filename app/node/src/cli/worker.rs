@@ -15,11 +15,14 @@ use tracing_subscriber::EnvFilter;
 use super::backend::BackendArgs;
 use super::error::fail;
 use super::output::{Format, Io};
-use super::{start, values, wiring};
+use super::{model, start, values, wiring};
 
 /// Serves some layers of a model to coordinators until SIGINT or SIGTERM
 #[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct WorkerArgs {
+    #[command(subcommand)]
+    verb: Option<WorkerVerb>,
     /// IP and port to listen on; port 0 takes a free one. Whoever reaches it can use it: keep it in a private network
     #[arg(long, env = "HOLDFASTD_WORKER_LISTEN", value_name = "ADDR", default_value = "127.0.0.1:9100", value_parser = values::listen)]
     listen: SocketAddr,
@@ -49,6 +52,11 @@ pub(crate) struct WorkerArgs {
     log_level: String,
 }
 
+#[derive(Debug, clap::Subcommand)]
+enum WorkerVerb {
+    MakeModel(model::MakeModelArgs),
+}
+
 /// Layers as `0..2`, without the last.
 pub(crate) fn layers(text: &str) -> Result<(u32, u32), String> {
     let number = |text: &str| {
@@ -68,6 +76,9 @@ fn name(text: &str) -> Result<String, String> {
 }
 
 pub(crate) fn run(args: &WorkerArgs, io: &mut Io<'_>) -> Result<()> {
+    if let Some(WorkerVerb::MakeModel(args)) = &args.verb {
+        return model::run(args, io);
+    }
     let backend = args.backend.backend.name();
     let opened = args.backend.open()?;
     wiring::worker(EnvFilter::builder().parse(&args.log_level)?, async {
@@ -104,7 +115,7 @@ async fn tell_of_a_stall(faulty: Arc<FaultyHost>) {
     let _ = writeln!(io::stdout(), "{}", json!({"stalled": true}));
 }
 
-fn cannot_listen(address: SocketAddr, error: &io::Error) -> anyhow::Error {
+pub(super) fn cannot_listen(address: SocketAddr, error: &io::Error) -> anyhow::Error {
     match error.kind() {
         io::ErrorKind::AddrInUse => fail(
             81,

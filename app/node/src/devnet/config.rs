@@ -75,6 +75,8 @@ pub struct DevnetConfig {
     pub headless: bool,
     /// One block every `block_seconds` of real time instead of as fast as possible.
     pub realtime: bool,
+    /// Executors run the reference model for real. Such a run cannot be gone on with: `home` is `None`.
+    pub runner: bool,
     /// The command line, for the report.
     pub command: String,
 }

@@ -21,12 +21,15 @@ use holdfast_app::state::{CommitStore, DiskStore, StateOptions};
 use holdfast_app::tx::{TxHash, tx_hash};
 use holdfast_proto::Any;
 use holdfast_proto::holdfast::inference::v1 as pb;
+use holdfast_runner::WorkLedger;
 use holdfast_types::{Event, Hrp};
+use sha2::{Digest, Sha256};
 use tokio::task::JoinSet;
 
 use super::clients::{Signer, broadcast, draw, message};
 use super::config::{DevnetConfig, Preset};
 use super::executors::{Action, ResolvedProfile, behaviour, models_served};
+use super::generation::{ANSWER_MAX, Ended as Generated, Job, Mishap, PROMPT_MAX, Runners, prompt};
 use super::genesis::{Accounts, document};
 use super::report::{Lane, Outcome, Recorder, Report, RunInfo, State};
 use super::resume::{Ended, Note, RunError, Stored, lane_number, numbered_lane};
@@ -81,6 +84,8 @@ enum Due {
     Finish(String),
     Report(String),
     FinishOthers,
+    /// What its runner made of an inference.
+    Generated(Box<Generated>),
 }
 
 /// Messages to sign, by position of the account, each with what its result is awaited for.
@@ -118,6 +123,8 @@ pub struct Arm<'a> {
     /// The time earlier processes were at work.
     worked: Duration,
     started: Instant,
+    /// With `--runner`.
+    runners: Option<Runners>,
 }
 
 /// Blocks of a run without `--blocks`: until the last request has expired.
@@ -127,7 +134,7 @@ pub fn default_blocks(input: &Input, config: &DevnetConfig) -> u64 {
 }
 
 /// Runs one preset from genesis, or from where the run in `home` stopped, to its report. `progress` is called after every
-/// block that is made, and once where the run goes on.
+/// block that is made, and once where the run goes on. With `--runner` also what the executors' work ledgers hold.
 pub async fn run_arm(
     config: &DevnetConfig,
     stored: &Stored,
@@ -135,7 +142,7 @@ pub async fn run_arm(
     input: &Input,
     home: &Path,
     mut progress: impl FnMut(&ViewState, &Recorder) -> Result<()>,
-) -> Result<Report> {
+) -> Result<(Report, Option<WorkLedger>)> {
     let run_blocks = config.blocks.unwrap_or_else(|| default_blocks(input, config));
     let accounts = Accounts::derive(config.seed, config.executors.len());
     let doc = document(&accounts, &config.executors, preset)?;
@@ -199,15 +206,20 @@ pub async fn run_arm(
         before: None,
         worked: Duration::ZERO,
         started: Instant::now(),
+        runners: config.runner.then(|| Runners::start(config.executors.len())).transpose()?,
     };
     arm.run(&mut progress).await?;
     let app_hash = hex::encode(arm.engine.app_hash());
     let elapsed_ms = u64::try_from(arm.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let work = match &arm.runners {
+        Some(runners) => Some(runners.work().await?),
+        None => None,
+    };
     let report = arm.recorder.finish(app_hash, arm.open.len() as u64, elapsed_ms);
     let _ = stop.send(());
     server.await??;
     report.check()?;
-    Ok(report)
+    Ok((report, work))
 }
 
 fn micros(time: Duration) -> u64 {
@@ -290,6 +302,12 @@ impl Arm<'_> {
         let starts = self.starts(attempts, draws)?;
         let sent = send_all(&self.channel, &mut self.gateways, starts).await?;
         self.awaited.extend(sent);
+        if let Some(runners) = &mut self.runners {
+            for ended in runners.settle().await? {
+                let (at, executor) = (height.max(ended.not_before), ended.executor);
+                self.due.entry(at).or_default().push((executor, Due::Generated(Box::new(ended))));
+            }
+        }
         let due = self.due_messages(height);
         let sent = send_all(&self.channel, &mut self.executors, due).await?;
         self.awaited.extend(sent);
@@ -490,16 +508,28 @@ impl Arm<'_> {
 
     fn start_message(&self, attempt: &Attempt, gateway: &str, executor: &str) -> Any {
         let parts = [self.config.seed, PROMPT_STREAM, attempt.request.index];
+        let Request { mut context_tokens, mut generated_tokens, .. } = attempt.request;
+        let mut prompt_hash = SplitMix64::keyed(&parts).next_bytes32().to_vec();
+        if self.runners.is_some() {
+            prompt_hash = Sha256::digest(self.prompt(&attempt.request)).to_vec();
+            context_tokens = context_tokens.clamp(1, PROMPT_MAX);
+            generated_tokens = generated_tokens.min(ANSWER_MAX);
+        }
         message(&pb::MsgStartInference {
             signer: gateway.to_owned(),
             requested_by: gateway.to_owned(),
             inference_id: attempt.id(),
             model: self.models[attempt.model].clone(),
             assigned_to: executor.to_owned(),
-            prompt_hash: SplitMix64::keyed(&parts).next_bytes32().to_vec(),
-            prompt_tokens: attempt.request.context_tokens.into(),
-            max_tokens: attempt.request.generated_tokens.into(),
+            prompt_hash,
+            prompt_tokens: context_tokens.into(),
+            max_tokens: generated_tokens.into(),
         })
+    }
+
+    /// The prompt that a runner gets.
+    fn prompt(&self, request: &Request) -> String {
+        prompt(self.config.seed, PROMPT_STREAM, request.index, request.context_tokens)
     }
 
     fn try_again(&mut self, mut attempt: Attempt) {
@@ -525,6 +555,7 @@ impl Arm<'_> {
                     let other = self.open.iter().find(|(_, open)| open.executor != executor);
                     other.map(|(id, _)| id.clone()).and_then(|id| self.finish_message(&address, &id))
                 }
+                Due::Generated(ended) => Some(ended.message(address)),
             };
             batches.entry(executor).or_default().extend(message.map(|message| (message, Awaited::Other)));
         }
@@ -592,7 +623,24 @@ impl Arm<'_> {
         let chance = SplitMix64::keyed(&parts).below(10_000);
         let (start_height, answer_height) = (i64::try_from(height)?, i64::try_from(answer)?);
         let id = attempt.id();
-        let (at, due) = match behaviour(&self.profiles[executor], start_height, answer_height, chance) {
+        let action = behaviour(&self.profiles[executor], start_height, answer_height, chance);
+        if let Some(runners) = &mut self.runners {
+            let profile = &self.profiles[executor];
+            let (mishap, not_before) = match action {
+                Action::Answer => (None, height),
+                Action::AnswerLate { height } => (None, u64::try_from(height)?),
+                Action::Silent => (Some(Mishap::of(profile, profile.is_down(answer_height))), height),
+                Action::ReportFailure | Action::FinishOthers => (None, u64::MAX),
+            };
+            if not_before < u64::MAX {
+                let prompt = prompt(self.config.seed, PROMPT_STREAM, request.index, request.context_tokens);
+                let (inference_id, answer_tokens) = (id.clone(), request.generated_tokens);
+                runners.run(executor, Job { inference_id, prompt, answer_tokens, mishap, not_before })?;
+                self.open.insert(id, Open { executor, attempt });
+                return Ok(());
+            }
+        }
+        let (at, due) = match action {
             Action::Answer => (answer, Some(Due::Finish(id.clone()))),
             Action::AnswerLate { height } => (u64::try_from(height)?, Some(Due::Finish(id.clone()))),
             Action::ReportFailure => (answer, Some(Due::Report(id.clone()))),

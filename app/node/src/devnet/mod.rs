@@ -4,6 +4,7 @@ pub(crate) mod clients;
 pub mod config;
 pub mod driver;
 pub mod executors;
+mod generation;
 pub mod genesis;
 pub mod html;
 pub mod report;
@@ -49,7 +50,7 @@ pub async fn run(config: &DevnetConfig) -> Result<Report> {
     let stored = Stored::of(config, &input)?.settle(&home)?;
     let presets = if config.compare { Preset::ALL.to_vec() } else { vec![config.preset] };
     let mut terminal = Terminal::new(config.headless);
-    let mut reports = Vec::new();
+    let (mut reports, mut work) = (Vec::new(), Vec::new());
     for preset in presets {
         let folder = if config.compare { home.join(preset.name()) } else { home.clone() };
         std::fs::create_dir_all(&folder)
@@ -61,7 +62,9 @@ pub async fn run(config: &DevnetConfig) -> Result<Report> {
         if result.is_err() {
             terminal.leave();
         }
-        reports.push(result?);
+        let (report, done) = result?;
+        work.extend(done.map(|done| (preset.name(), done)));
+        reports.push(report);
     }
     terminal.leave();
     let report = if config.compare {
@@ -71,6 +74,9 @@ pub async fn run(config: &DevnetConfig) -> Result<Report> {
     };
     report.check()?;
     terminal::summary(&report)?;
+    for (preset, work) in work {
+        crate::say::line(format_args!("work ledger ({preset}): {}", work.to_json()))?;
+    }
     if let Some(folder) = &config.report {
         for path in report.write_to(folder)? {
             crate::say::line(format_args!("wrote {}", path.display()))?;
@@ -113,6 +119,7 @@ mod tests {
             report: None,
             headless: true,
             realtime: false,
+            runner: false,
             command: "holdfastd devnet".into(),
         }
     }

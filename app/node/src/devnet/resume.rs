@@ -365,6 +365,7 @@ mod tests {
             report: Some("out".into()),
             headless: true,
             realtime: false,
+            runner: false,
             command: "holdfastd devnet".into(),
         }
     }

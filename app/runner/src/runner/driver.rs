@@ -13,11 +13,12 @@ use futures_util::stream::{FuturesUnordered, StreamExt as _};
 
 use crate::adapter::{AdapterError, AdapterFuture, BoundaryAdapter, KvKey, SessionId, ShardInfo};
 use crate::clock::{Clock, Sleep};
-use crate::ledger::{IdempotencyLedger, LedgerError};
+use crate::ledger::{IdempotencyLedger, LedgerError, Retired};
+use crate::record::WorkRecord;
 use crate::restart::ShardPool;
-use crate::runner::RunnerConfig;
 use crate::runner::generation::{Generation, Outbox};
 use crate::runner::inbox::{Cancel, Commands, Inbox, Question, Reply};
+use crate::runner::{Report, RunnerConfig};
 use crate::session::{Effect, Event, Now, SessionCore, ShardNo, SubmitError};
 
 /// Most answers of shards in one turn.
@@ -25,6 +26,9 @@ const ANSWERS_MAX: usize = 1_024;
 
 /// Time between two looks for sessions that the ledger may forget, milliseconds.
 const RETIRE_MS: u64 = 10_000;
+
+/// The same while there are some: each look forgets a bounded number.
+const RETIRE_MORE_MS: u64 = 100;
 
 /// Names a call: by key and shard, so that all calls of a key at a shard are found together.
 type CallId = (KvKey, ShardNo, u64);
@@ -222,7 +226,7 @@ impl Driver {
                     epochs.filter_map(|epoch| self.ledger.record(KvKey::new(session, epoch)).cloned());
                 give(reply, records.collect())
             }
-            Question::Unsubmitted(reply) => give(reply, self.ledger.unsubmitted().cloned().collect()),
+            Question::Unsubmitted(reply) => give(reply, self.unsubmitted()),
             Question::MarkSubmitted { record, reference, reply } => {
                 give(reply, self.ledger.submitted(record.session, record.epoch, &reference))
             }
@@ -230,11 +234,27 @@ impl Driver {
         }
     }
 
+    /// Of sessions that neither run nor wait for their next epoch.
+    fn unsubmitted(&self) -> Vec<Report> {
+        let over = self.ledger.unsubmitted().filter(|record| !self.core.runs(record.key.session));
+        over.map(|record| {
+            let WorkRecord { key, .. } = record;
+            let opened = self.ledger.opened(*key);
+            Report {
+                record: record.clone(),
+                inference_id: opened.map_or_else(String::new, |opened| opened.inference_id.clone()),
+                tokens: self.ledger.committed_tokens(key.session, key.epoch).to_vec(),
+            }
+        })
+        .collect()
+    }
+
     /// One write, and one sync if something must be durable. On tokio's threads the others of the pool go on meanwhile.
     fn flush(&mut self, now: Now) -> Result<(), LedgerError> {
         if now.ms >= self.retire_at_ms {
-            self.retire_at_ms = now.ms.saturating_add(RETIRE_MS);
-            self.ledger.retire(now.ms)?;
+            let retired = self.ledger.retire(now.ms)?;
+            let more = retired != Retired::default();
+            self.retire_at_ms = now.ms.saturating_add(if more { RETIRE_MORE_MS } else { RETIRE_MS });
         }
         if self.ledger.needs_sync()
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
@@ -431,7 +451,9 @@ impl Driver {
                             adapter.decode(key, step, bundle)
                         }
                     });
-                    Event::StepEnded { shard, key, step: step.step, result: result.await }
+                    let result = result.await;
+                    let counts = adapter.and_then(|adapter| guarded(|| adapter.counts(key)).flatten());
+                    Event::StepEnded { shard, key, step: step.step, result, counts }
                 });
             }
             Effect::QueryStep { shard, key, step } => self.start(shard, key, async move |adapter| {

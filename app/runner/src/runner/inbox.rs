@@ -12,7 +12,7 @@ use crate::cancel::{CancellationOutcome, CancellationToken};
 use crate::failure::Cause;
 use crate::ledger::LedgerError;
 use crate::record::{WorkLedger, WorkRecord};
-use crate::runner::Generation;
+use crate::runner::{Generation, Report};
 use crate::session::{GenerateRequest, SubmitError};
 use crate::telemetry::Snapshot;
 
@@ -28,7 +28,7 @@ pub(crate) enum Question {
     Telemetry(Reply<Snapshot>),
     Work(Reply<WorkLedger>),
     Records(SessionId, Reply<Vec<WorkRecord>>),
-    Unsubmitted(Reply<Vec<WorkRecord>>),
+    Unsubmitted(Reply<Vec<Report>>),
     MarkSubmitted { record: KvKey, reference: String, reply: Reply<Result<(), LedgerError>> },
     MarkClosed(SessionId, Reply<Result<(), LedgerError>>),
 }

@@ -28,7 +28,7 @@ use tokio::sync::oneshot;
 
 pub use self::generation::{Generation, GenerationEvent};
 use self::inbox::{Inbox, Question};
-use crate::adapter::{KvKey, SessionId, Usage};
+use crate::adapter::{KvKey, SessionId, ShardInfo, Usage};
 use crate::cancel::CancellationOutcome;
 use crate::clock::Clock;
 use crate::failure::Cause;
@@ -43,6 +43,17 @@ use crate::telemetry::Snapshot;
 pub struct RunnerConfig {
     /// Everything that decides.
     pub session: SessionConfig,
+}
+
+/// What became of an inference, to be reported once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Report {
+    /// Record of the last epoch.
+    pub record: WorkRecord,
+    /// The inference, as the request named it; empty for a session that never opened an epoch.
+    pub inference_id: String,
+    /// Tokens committed in this epoch.
+    pub tokens: Vec<u32>,
 }
 
 /// The runner is not there any more.
@@ -170,11 +181,12 @@ impl RunnerHandle {
         self.ask(|reply| Question::Records(session, reply)).await
     }
 
-    /// Last records that have not been reported: to be reported again after a crash (runner-details 5).
+    /// What has not been reported, after a crash too (runner-details 5): the last record of each session that is over.
+    /// A session that runs, or waits for its next epoch, has nothing to report yet.
     ///
     /// # Errors
     /// [`Stopped`].
-    pub async fn unsubmitted(&self) -> Result<Vec<WorkRecord>, Stopped> {
+    pub async fn unsubmitted(&self) -> Result<Vec<Report>, Stopped> {
         self.ask(Question::Unsubmitted).await
     }
 
@@ -199,6 +211,12 @@ impl RunnerHandle {
     #[must_use]
     pub fn usage(&self) -> Vec<(String, Usage)> {
         self.pool.live().iter().map(|shard| (shard.describe().shard_id, shard.usage())).collect()
+    }
+
+    /// The connected shards.
+    #[must_use]
+    pub fn shards(&self) -> Vec<ShardInfo> {
+        self.pool.live().iter().map(|shard| shard.describe()).collect()
     }
 
     /// No new work from now on; what runs may go on for `within_ms`, then it is cancelled, cause node. The driver ends

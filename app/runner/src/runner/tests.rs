@@ -9,8 +9,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::adapter::{
-    AdapterError, AdapterFuture, BoundaryAdapter, Bundle, OpenPlan, Opened, ReleaseAck, ShardInfo, StepOut,
-    StepRef, StepState, StopAck,
+    AdapterError, AdapterFuture, BoundaryAdapter, Bundle, Counts, OpenPlan, Opened, ReleaseAck, ShardInfo,
+    StepOut, StepRef, StepState, StopAck,
 };
 use crate::backends::reference::{ReferenceModel, oracle::Oracle};
 use crate::clock::VirtualClock;
@@ -54,6 +54,7 @@ struct Faulty {
     step_ms: u64,
     open_full: AtomicU32,
     steps: AtomicU32,
+    counts: Mutex<Option<Counts>>,
 }
 
 impl Faulty {
@@ -168,6 +169,10 @@ impl BoundaryAdapter for Faulty {
         None
     }
 
+    fn counts(&self, _: KvKey) -> Option<Counts> {
+        *self.counts.lock().unwrap()
+    }
+
     fn usage(&self) -> Usage {
         if self.dead.load(Ordering::Relaxed) { Usage::default() } else { self.shard.usage() }
     }
@@ -227,6 +232,7 @@ impl World {
             step_ms: 10,
             open_full: AtomicU32::new(0),
             steps: AtomicU32::new(0),
+            counts: Mutex::default(),
         });
         self.pool.0.lock().unwrap().push(shard.clone());
         shard
@@ -265,6 +271,21 @@ fn row(outcome: &Outcome) -> Row {
     let record = &outcome.records[0];
     assert_eq!(outcome.status, record.status);
     (record.status, record.failure_kind, record.tokens, record.restartable, record.kv, record.uncertain_step)
+}
+
+#[test]
+fn a_shard_that_counts_tokens_itself_is_billed_by_its_count_up_to_what_was_asked_for() {
+    for (completion_tokens, billed) in [(5, 5), (8, 8), (9, 8), (u32::MAX, 8)] {
+        let (world, shard) = World::single();
+        *shard.counts.lock().unwrap() = Some(Counts { prompt_tokens: 3, completion_tokens });
+        let (outcome, work) = world.run(async |runner| {
+            let outcome = runner.run(request("counted")).await.unwrap();
+            (outcome, runner.work().await.unwrap())
+        });
+        let record = &outcome.records[0];
+        assert_eq!((record.prompt_tokens, record.tokens), (3, Some(billed)));
+        assert_eq!((work.billable_tokens, outcome.tokens.len()), (u64::from(billed), 8));
+    }
 }
 
 #[test]
@@ -937,7 +958,12 @@ fn records_are_reported_once_and_survive_a_crash() {
     let (world, _) = World::single();
     let session = world.run(async |runner| {
         let outcome = runner.run(request("report")).await.unwrap();
-        assert_eq!(runner.unsubmitted().await.unwrap(), outcome.records);
+        let report = Report {
+            record: outcome.records[0].clone(),
+            inference_id: "report".to_owned(),
+            tokens: GOLDEN.to_vec(),
+        };
+        assert_eq!(runner.unsubmitted().await.unwrap(), [report]);
         outcome.session
     });
     world.disk.crash(crate::ledger::Crash::Lose);

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use crate::adapter::{
-    AdapterError, Digest, KeyUsage, KvKey, OpenPlan, Opened, SessionId, ShardInfo, StepState,
+    AdapterError, Counts, Digest, KeyUsage, KvKey, OpenPlan, Opened, SessionId, ShardInfo, StepState,
 };
 use crate::cancel::{
     CancelEffect, CancelPhase, CancellationOutcome, CancellationToken, ShardCancellationGroup, ShardOutcome,
@@ -91,6 +91,8 @@ pub(super) struct Attempt {
     pub(super) tokens: Vec<u32>,
     pub(super) next_step: u32,
     pub(super) flight: Option<Flight>,
+    /// Tokens as the last shard counts them, if it does.
+    pub(super) counts: Option<Counts>,
     pub(super) check: PrefixCheck,
     /// The first reason to end, and the shard at fault.
     end: Option<(StreamTerminated, Option<usize>)>,
@@ -244,7 +246,9 @@ impl SessionCore {
             }
             Event::Tick => self.tick(t),
             Event::Opened { shard, key, result, held } => self.opened(shard, key, result, held, t),
-            Event::StepEnded { shard, key, step, result } => self.step_ended(shard, key, step, result, t),
+            Event::StepEnded { shard, key, step, result, counts } => {
+                self.step_ended(shard, key, step, result, counts, t);
+            }
             Event::StepUnsent { key, step } => self.step_unsent(key, step, t),
             Event::QueryEnded { shard, key, step, result } => self.query_ended(shard, key, step, result, t),
             Event::StopEnded { shard, key, result } => {
@@ -260,6 +264,12 @@ impl SessionCore {
                 self.timers.insert((until_ms, Timer::Drain));
             }
         }
+    }
+
+    /// Whether the session is not over: queued, live, or between two epochs.
+    #[must_use]
+    pub fn runs(&self, session: SessionId) -> bool {
+        self.sessions.contains_key(&session)
     }
 
     /// Ends a turn: begins epochs, admits, puts the next iteration together and names the time of the next tick.
@@ -554,6 +564,7 @@ impl SessionCore {
             tokens: Vec::new(),
             next_step: 0,
             flight: None,
+            counts: None,
             check: PrefixCheck::new(session.given.clone()),
             end: None,
             uncertain: None,
@@ -951,7 +962,12 @@ impl SessionCore {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let State::Live(attempt) = &session.state else { return };
         let key = attempt.key;
-        let tokens = u32::try_from(attempt.tokens.len()).unwrap_or(u32::MAX);
+        // Who counts for himself is believed up to what was asked for (runner-details 14).
+        let counted = attempt.counts.unwrap_or(Counts {
+            prompt_tokens: prompt_tokens(&session.request),
+            completion_tokens: u32::try_from(attempt.tokens.len()).unwrap_or(u32::MAX),
+        });
+        let tokens = counted.completion_tokens.min(session.request.max_new);
         let record = WorkRecord {
             key,
             status: WorkStatus::Completed,
@@ -959,7 +975,7 @@ impl SessionCore {
             cause: None,
             tokens: Some(tokens),
             delivered_tokens: session.delivered,
-            prompt_tokens: prompt_tokens(&session.request),
+            prompt_tokens: counted.prompt_tokens,
             restartable: None,
             kv: KvOutcome::Held,
             uncertain_step: None,

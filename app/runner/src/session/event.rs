@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::adapter::{
-    AdapterError, Bundle, KeyUsage, KvKey, OpenPlan, Opened, ReleaseAck, SessionId, ShardInfo, StepOut,
-    StepRef, StepState, StopAck,
+    AdapterError, Bundle, Counts, KeyUsage, KvKey, OpenPlan, Opened, ReleaseAck, SessionId, ShardInfo,
+    StepOut, StepRef, StepState, StopAck,
 };
 use crate::cancel::CancellationToken;
 use crate::failure::Cause;
@@ -82,6 +82,8 @@ pub enum Event {
         step: u32,
         /// The answer.
         result: Result<StepOut, AdapterError>,
+        /// Tokens as the shard counts them, once the answer is whole.
+        counts: Option<Counts>,
     },
     /// The driver did not execute an [`Effect::Step`] because its token was cancelled: no shard has seen the step.
     StepUnsent {

@@ -1,7 +1,7 @@
 //! Steps of a session: through the shards of its route in layer order, into the ledger, out to the client.
 
 use crate::adapter::{
-    AdapterError, Bundle, Digest, KvKey, Payload, ShardInfo, StepOut, StepRef, StepState, fingerprint,
+    AdapterError, Bundle, Counts, Digest, KvKey, Payload, ShardInfo, StepOut, StepRef, StepState, fingerprint,
 };
 use crate::deadline::StreamTerminated;
 use crate::failure::{FailureKind, classify};
@@ -136,6 +136,7 @@ impl SessionCore {
         key: KvKey,
         step: u32,
         result: Result<StepOut, AdapterError>,
+        counts: Option<Counts>,
         t: &mut Turn<'_>,
     ) {
         if !self.expects(shard, key, step) {
@@ -150,6 +151,7 @@ impl SessionCore {
         let Some(session) = self.sessions.get_mut(&key.session) else { return };
         let State::Live(attempt) = &mut session.state else { return };
         let stopping = matches!(attempt.phase, Phase::Stopping);
+        attempt.counts = counts.or(attempt.counts);
         let Some(flight) = &mut attempt.flight else { return };
         let hop = flight.hop;
         let result = result.and_then(|out| check_out(&out, flight, &attempt.route[hop].info).map(|()| out));

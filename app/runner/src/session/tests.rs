@@ -232,7 +232,7 @@ impl Sim {
             }
             Effect::Step { step, bundle, .. } => {
                 let result = if sim.dead { Err(dead()) } else { sim.step(key, *step, bundle, now_ms) };
-                Event::StepEnded { shard, key, step: step.step, result }
+                Event::StepEnded { shard, key, step: step.step, result, counts: None }
             }
             Effect::QueryStep { step, .. } => {
                 let result = if sim.dead { Err(dead()) } else { sim.kv.query(key, *step, now_ms) };
@@ -255,7 +255,9 @@ impl Sim {
         let (shard, key) = target(call);
         match call {
             Effect::Open { .. } => Event::Opened { shard, key, result: Err(error), held: Vec::new() },
-            Effect::Step { step, .. } => Event::StepEnded { shard, key, step: step.step, result: Err(error) },
+            Effect::Step { step, .. } => {
+                Event::StepEnded { shard, key, step: step.step, result: Err(error), counts: None }
+            }
             Effect::QueryStep { step, .. } => {
                 Event::QueryEnded { shard, key, step: *step, result: Err(error) }
             }
@@ -367,7 +369,7 @@ impl Sim {
                     let step = step + 100;
                     let out = StepOut::Token { token: 0, logits_digest: [0; 32] };
                     self.turn(vec![
-                        Event::StepEnded { shard, key, step, result: Ok(out) },
+                        Event::StepEnded { shard, key, step, result: Ok(out), counts: None },
                         Event::StepUnsent { key, step },
                         Event::QueryEnded { shard, key, step, result: Err(AdapterError::LeaseExpired) },
                         Event::StopEnded { shard: ShardNo(99), key, result: Ok(StopAck::Quiescent) },

@@ -251,14 +251,12 @@ impl Hub {
         }
     }
 
-    /// A stream ended. Whether it still spoke for its key.
-    pub(super) fn leave(&self, key: KvKey, id: u64) -> bool {
+    /// A stream ended, which may speak for its key no longer.
+    pub(super) fn leave(&self, key: KvKey, id: u64) {
         let mut state = self.lock();
-        let current = state.runs.get(&key).is_some_and(|run| run.id == id);
-        if current {
+        if state.runs.get(&key).is_some_and(|run| run.id == id) {
             state.runs.remove(&key);
         }
-        current
     }
 
     /// A step begins; [`AdapterError::Conflict`] while another one of the key runs.

@@ -5,7 +5,7 @@
 //!  (start) ────▶  Open  ──────────▶ Busy ────────────────────────▶ Open
 //!     │            │  Stop, Release, QueryStep are answered in both; a Step while Busy is a conflict
 //!     ▼            ▼
-//!   Failed       ended: broken → the session is stopped; replaced, fenced, gone → nothing more to do
+//!   Failed       ended; a key that is not released waits for a new stream, or the end of its lease
 //! ```
 
 use std::panic::AssertUnwindSafe;
@@ -23,7 +23,6 @@ use tonic::{Code, Status, Streaming};
 use super::Heard;
 use super::hub::{End, Entered, Hub, InFlight, OnConnection, fenced, stopping};
 use crate::adapter::{AdapterError, KvKey, Opened, ReleaseAck, StepOut, StepRef, StepState, StopAck};
-use crate::failure::Cause;
 use crate::worker::convert::{self, Malformed};
 
 type Out = mpsc::Sender<Result<pb::RunResponse, Status>>;
@@ -50,11 +49,8 @@ pub(super) async fn serve(
     };
     let mut session = Session { hub, key, id: entered.id, step: None, deadline: None, released: false };
     let ended = session.follow(&mut stream, &mut entered.end).await;
-    let current = session.hub.leave(key, session.id);
-    if current && !session.released {
-        // Nobody is there to take results; what was computed stays for who resolves the step, until the lease ends.
-        let _ = session.hub.host.stop(key, Cause::Peer).await;
-    }
+    // The key stays as it is for who takes it up on a new stream, until its lease ends.
+    session.hub.leave(key, session.id);
     match ended {
         Ended::Broken => {}
         Ended::Failed(error) => stream.fail(&error).await,
@@ -158,9 +154,7 @@ async fn open(
     };
     hub.opened(key, entered.id);
     if stream.give(Answer::Opened(pb::Opened { kv_len: opened.kv_len })).await.is_err() {
-        if hub.leave(key, entered.id) {
-            let _ = hub.host.stop(key, Cause::Peer).await;
-        }
+        hub.leave(key, entered.id);
         return Ok(None);
     }
     Ok(Some((key, entered)))

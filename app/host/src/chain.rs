@@ -1,0 +1,216 @@
+//! What a host asks of the chain and tells it.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::time::Duration;
+
+use holdfast_app::grpc::GrpcChannel;
+use holdfast_app::keys::SecretKey;
+use holdfast_app::tx::TxBuilder;
+use holdfast_proto::cosmos::auth::v1beta1::{BaseAccount, QueryAccountRequest, QueryAccountResponse};
+use holdfast_proto::cosmos::base::tendermint::v1beta1::{
+    GetLatestBlockRequest, GetLatestBlockResponse, GetNodeInfoRequest, GetNodeInfoResponse,
+};
+use holdfast_proto::cosmos::tx::v1beta1::{BroadcastMode, BroadcastTxRequest, BroadcastTxResponse};
+use holdfast_proto::holdfast::inference::v1::{Inference, QueryInferenceRequest, QueryInferenceResponse};
+use holdfast_proto::holdfast::participants::v1::{
+    Participant, QueryParticipantRequest, QueryParticipantResponse,
+};
+use holdfast_proto::{Any, decode_strict};
+use holdfast_types::{Coin, Hrp};
+use tonic::{Code, Status};
+
+const INFERENCE: &str = "/holdfast.inference.v1.Query/Inference";
+const PARTICIPANT: &str = "/holdfast.participants.v1.Query/Participant";
+const ACCOUNT: &str = "/cosmos.auth.v1beta1.Query/Account";
+const LATEST_BLOCK: &str = "/cosmos.base.tendermint.v1beta1.Service/GetLatestBlock";
+const NODE_INFO: &str = "/cosmos.base.tendermint.v1beta1.Service/GetNodeInfo";
+const BROADCAST: &str = "/cosmos.tx.v1beta1.Service/BroadcastTx";
+
+/// Longest wait for one call.
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// Gas of a transaction with one message.
+const GAS: u64 = 200_000;
+/// Blocks after which a transaction that is in none is void, and may be sent again without being counted twice.
+pub const TX_LIFE_BLOCKS: u64 = 10;
+
+/// Codespace `sdk`: the sequence is not the account's next one.
+const WRONG_SEQUENCE: u32 = 32;
+/// Codespace `sdk`: the same bytes are there already.
+const TX_IN_CACHE: u32 = 19;
+
+/// Why the chain did not do it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ChainError {
+    /// No answer; what was sent may have been taken.
+    #[error("the chain cannot be reached: {0}")]
+    Unreachable(String),
+    /// A refusal.
+    #[error("the chain refused: {log} ({codespace} {code})")]
+    Refused {
+        /// Codespace.
+        codespace: String,
+        /// Its code.
+        code: u32,
+        /// The chain's words.
+        log: String,
+    },
+}
+
+/// An answer to come.
+pub type ChainFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, ChainError>> + Send + 'a>>;
+
+/// What a host needs of the chain.
+pub trait Chain: Send + Sync + 'static {
+    /// Last committed height.
+    fn height(&self) -> ChainFuture<'_, u64>;
+    /// One inference, `None` if the chain does not know it.
+    fn inference<'a>(&'a self, id: &'a str) -> ChainFuture<'a, Option<Inference>>;
+    /// Sends messages, each in a transaction of its own, good for [`TX_LIFE_BLOCKS`]; gives for each the hash of its
+    /// transaction, or why it was not taken. Being taken is not being executed.
+    fn broadcast(&self, messages: Vec<Any>) -> ChainFuture<'_, Vec<Result<String, ChainError>>>;
+}
+
+/// A chain behind a node's gRPC address.
+pub struct GrpcChain {
+    channel: GrpcChannel,
+    key: SecretKey,
+    hrp: Hrp,
+    chain_id: String,
+    fee: Coin,
+    /// One broadcast at a time, so that sequences stay in order.
+    sending: tokio::sync::Mutex<()>,
+}
+
+impl GrpcChain {
+    /// Connects to `addr`, `host:port` or `http://host:port`. Transactions are signed by `key` and pay `fee`.
+    ///
+    /// # Errors
+    /// [`ChainError::Unreachable`].
+    pub async fn connect(addr: &str, key: SecretKey, hrp: Hrp, fee: Coin) -> Result<Self, ChainError> {
+        let channel = GrpcChannel::connect(addr).await.map_err(unreachable)?.with_timeout(CALL_TIMEOUT);
+        let (info, _): (GetNodeInfoResponse, _) =
+            channel.unary(NODE_INFO, &GetNodeInfoRequest {}, None).await.map_err(unreachable)?;
+        let chain_id = info.default_node_info.unwrap_or_default().network;
+        Ok(Self { channel, key, hrp, chain_id, fee, sending: tokio::sync::Mutex::new(()) })
+    }
+
+    /// Id of the chain.
+    #[must_use]
+    pub fn chain_id(&self) -> &str {
+        &self.chain_id
+    }
+
+    /// The participant that the key belongs to, if the chain knows one.
+    ///
+    /// # Errors
+    /// [`ChainError`].
+    pub async fn participant(&self) -> Result<Option<Participant>, ChainError> {
+        let request = QueryParticipantRequest { participant: self.key.address().to_bech32(&self.hrp) };
+        match self.channel.unary::<_, QueryParticipantResponse>(PARTICIPANT, &request, None).await {
+            Ok((answer, _)) => Ok(answer.participant),
+            Err(status) if status.code() == Code::NotFound => Ok(None),
+            Err(status) => Err(refused(status)),
+        }
+    }
+
+    async fn account(&self) -> Result<BaseAccount, ChainError> {
+        let request = QueryAccountRequest { address: self.key.address().to_bech32(&self.hrp) };
+        let (answer, _): (QueryAccountResponse, _) =
+            self.channel.unary(ACCOUNT, &request, None).await.map_err(refused)?;
+        let any = answer.account.unwrap_or_default();
+        decode_strict(&any.value).map_err(|e| ChainError::Unreachable(format!("{ACCOUNT}: {e}")))
+    }
+
+    async fn send(
+        &self,
+        message: Any,
+        account: &BaseAccount,
+        sequence: u64,
+        until: u64,
+    ) -> Result<String, ChainError> {
+        let builder = TxBuilder {
+            chain_id: self.chain_id.clone(),
+            account_number: account.account_number,
+            sequence,
+            fee: self.fee.clone(),
+            gas_limit: GAS,
+            memo: String::new(),
+            timeout_height: until,
+            msgs: vec![message],
+        };
+        let request =
+            BroadcastTxRequest { tx_bytes: builder.sign(&self.key), mode: BroadcastMode::Sync.into() };
+        let (answer, _): (BroadcastTxResponse, _) =
+            self.channel.unary(BROADCAST, &request, None).await.map_err(unreachable)?;
+        let answer = answer.tx_response.unwrap_or_default();
+        match (answer.code, answer.codespace.as_str()) {
+            (0, _) | (TX_IN_CACHE, "sdk") => Ok(answer.txhash),
+            (code, _) => Err(ChainError::Refused { codespace: answer.codespace, code, log: answer.raw_log }),
+        }
+    }
+}
+
+impl Chain for GrpcChain {
+    fn height(&self) -> ChainFuture<'_, u64> {
+        Box::pin(async {
+            let (answer, _): (GetLatestBlockResponse, _) = self
+                .channel
+                .unary(LATEST_BLOCK, &GetLatestBlockRequest {}, None)
+                .await
+                .map_err(unreachable)?;
+            let height = answer.sdk_block.and_then(|block| block.header).map_or(0, |header| header.height);
+            Ok(u64::try_from(height).unwrap_or(0))
+        })
+    }
+
+    fn inference<'a>(&'a self, id: &'a str) -> ChainFuture<'a, Option<Inference>> {
+        Box::pin(async move {
+            let request = QueryInferenceRequest { inference_id: id.to_owned() };
+            match self.channel.unary::<_, QueryInferenceResponse>(INFERENCE, &request, None).await {
+                Ok((answer, _)) => Ok(answer.inference),
+                Err(status) if status.code() == Code::NotFound => Ok(None),
+                Err(status) => Err(refused(status)),
+            }
+        })
+    }
+
+    fn broadcast(&self, messages: Vec<Any>) -> ChainFuture<'_, Vec<Result<String, ChainError>>> {
+        Box::pin(async move {
+            let _in_order = self.sending.lock().await;
+            let account = self.account().await?;
+            let until = self.height().await?.saturating_add(TX_LIFE_BLOCKS);
+            let mut sequence = account.sequence;
+            let mut sent = Vec::with_capacity(messages.len());
+            for message in messages {
+                let result = self.send(message, &account, sequence, until).await;
+                let wrong = matches!(&result, Err(ChainError::Refused { codespace, code: WRONG_SEQUENCE, .. }) if codespace == "sdk");
+                let lost = matches!(result, Err(ChainError::Unreachable(_)));
+                if result.is_ok() {
+                    sequence = sequence.saturating_add(1);
+                }
+                sent.push(result);
+                if wrong || lost {
+                    // Those behind it would be refused as well; the next round begins with a fresh sequence.
+                    break;
+                }
+            }
+            Ok(sent)
+        })
+    }
+}
+
+fn unreachable(status: Status) -> ChainError {
+    ChainError::Unreachable(status.to_string())
+}
+
+fn refused(status: Status) -> ChainError {
+    match status.code() {
+        Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled => unreachable(status),
+        code => ChainError::Refused {
+            codespace: "grpc".into(),
+            code: code as u32,
+            log: status.message().to_owned(),
+        },
+    }
+}

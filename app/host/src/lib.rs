@@ -1,0 +1,22 @@
+//! The executor: brings the prompt of a started inference to the runner, streams the answer, and tells the chain what
+//! became of it, once.
+//!
+//! | part | what it is |
+//! |---|---|
+//! | [`auth`] | the `rpc` signature of a call |
+//! | [`body`] | the prompt as JSON |
+//! | [`chain`] | what is asked of the chain and told to it |
+//! | [`host`] | the service `holdfast.host.v1.Host` |
+//! | [`client`] | a call of a host, signed |
+//! | [`server`] | connections of clients |
+//! | [`outbox`] | what became of each inference, reported once |
+
+pub mod auth;
+pub mod body;
+pub mod chain;
+pub mod client;
+pub mod host;
+pub mod outbox;
+pub mod server;
+
+pub use host::{Host, HostConfig, Pace};

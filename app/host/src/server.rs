@@ -1,0 +1,144 @@
+//! Connections of clients: accepted, bounded, and closed in order.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::io;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use holdfast_proto::holdfast::host::v1::host_server::HostServer;
+use hyper::server::conn::http2;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::{interval, sleep, timeout};
+use tonic::Status;
+use tonic::body::Body;
+use tonic::codegen::Service;
+
+use crate::host::{Host, READER_GRACE};
+
+/// Connections at a time; more wait in the backlog.
+const CONNECTIONS_MAX: usize = 512;
+/// Calls on one connection at a time.
+const CALLS_MAX: u32 = 128;
+/// Longest wait for a connection's first byte.
+const FIRST_BYTE: Duration = Duration::from_secs(5);
+/// Longest wait for a connection's first call.
+const FIRST_CALL: Duration = Duration::from_secs(15);
+/// Longest life of a connection after its last call began: no stream lasts that long.
+const IDLE: Duration = Duration::from_secs(READER_GRACE.as_secs() + 60);
+/// Longest time from a call's headers to its stream: the message has to arrive, and its Start to be there.
+const CALL: Duration = Duration::from_secs(60);
+/// Time between two looks at what has to end.
+const LOOK: Duration = Duration::from_secs(5);
+/// Time between two questions whether a client is still there, and the longest wait for the answer.
+const KEEP_ALIVE: Duration = Duration::from_secs(20);
+/// Time for the last frames of streams when the host stops.
+const FAREWELL: Duration = Duration::from_secs(2);
+/// Pause after a failed accept: out of file descriptors is the usual cause, and it does not go away at once.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Serves `host` on `listener` until `shutdown` resolves; then lets streams send what they have and closes.
+pub async fn serve(host: &Host, listener: TcpListener, shutdown: impl Future<Output = ()>) {
+    let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let (stop, stopped) = watch::channel(());
+    let mut connections = JoinSet::new();
+    let mut shutdown = pin!(shutdown);
+    loop {
+        tokio::select! {
+            biased;
+            () = &mut shutdown => break,
+            Some(_) = connections.join_next() => {}
+            (slot, accepted) = accept(&listener, &slots) => match accepted {
+                Ok(socket) => drop(connections.spawn(connection(host.service(), socket, stopped.clone(), slot))),
+                Err(error) => {
+                    tracing::warn!(%error, "a connection was not accepted");
+                    sleep(ACCEPT_PAUSE).await;
+                }
+            },
+        }
+    }
+    drop(listener);
+    drop(stopped);
+    // Fails only when no connection is left to hear it.
+    let _ = stop.send(());
+    let closed = async { while connections.join_next().await.is_some() {} };
+    if timeout(FAREWELL, closed).await.is_err() {
+        connections.shutdown().await;
+    }
+}
+
+/// A slot first, then a connection: with no slot free, connections wait in the listener's backlog.
+async fn accept(
+    listener: &TcpListener,
+    slots: &Arc<Semaphore>,
+) -> (Option<OwnedSemaphorePermit>, io::Result<TcpStream>) {
+    // Nobody closes the semaphore; were it closed, connections would come without a bound rather than not at all.
+    let slot = Arc::clone(slots).acquire_owned().await.ok();
+    let accepted = listener.accept().await.and_then(|(socket, _)| {
+        // Tokens are small; Nagle's delay would hold them back.
+        socket.set_nodelay(true)?;
+        Ok(socket)
+    });
+    (slot, accepted)
+}
+
+/// Serves one connection; holds its slot to the end.
+async fn connection(
+    host: HostServer<Host>,
+    socket: TcpStream,
+    mut stopped: watch::Receiver<()>,
+    _slot: Option<OwnedSemaphorePermit>,
+) {
+    // A client speaks first. One that never does would hold its slot for ever.
+    if !matches!(timeout(FIRST_BYTE, socket.peek(&mut [0])).await, Ok(Ok(1))) {
+        return;
+    }
+    let ends_at = Arc::new(Mutex::new(Instant::now() + FIRST_CALL));
+    let mut http = http2::Builder::new(TokioExecutor::new());
+    http.timer(TokioTimer::new())
+        .auto_date_header(false)
+        .max_concurrent_streams(CALLS_MAX)
+        .max_header_list_size(16 << 10)
+        .keep_alive_interval(KEEP_ALIVE)
+        .keep_alive_timeout(KEEP_ALIVE);
+    let service = {
+        let ends_at = Arc::clone(&ends_at);
+        service_fn(move |request: http::Request<hyper::body::Incoming>| {
+            *ends_at.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now() + IDLE;
+            let mut host = host.clone();
+            async move {
+                let answer = timeout(CALL, host.call(request)).await;
+                let late =
+                    |_| Ok(Status::deadline_exceeded("the message did not arrive in time").into_http());
+                let answer: Result<http::Response<Body>, Infallible> = answer.unwrap_or_else(late);
+                answer
+            }
+        })
+    };
+    let mut serving = pin!(http.serve_connection(TokioIo::new(socket), service));
+    let mut look = interval(LOOK);
+    let ended = loop {
+        tokio::select! {
+            ended = serving.as_mut() => break ended,
+            _ = look.tick() => {
+                if Instant::now() > *ends_at.lock().unwrap_or_else(PoisonError::into_inner) {
+                    return;
+                }
+            }
+            // Nothing but the end is ever told.
+            _ = stopped.changed() => {
+                serving.as_mut().graceful_shutdown();
+                // Bounded by the caller.
+                break serving.await;
+            }
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "a connection broke off");
+    }
+}
