@@ -12,6 +12,7 @@ pub mod draw;
 pub mod endblock;
 pub mod gov;
 pub mod measure;
+pub mod runner;
 pub mod scene;
 pub mod signatures;
 pub mod state;

@@ -5,7 +5,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail, ensure};
 use holdfast_bench::{
-    Outcome, Row, chain, consensus, draw, endblock, gov, signatures, state, store, trace, what_if,
+    Outcome, Row, chain, consensus, draw, endblock, gov, runner, signatures, state, store, trace, what_if,
 };
 use serde::Serialize;
 
@@ -15,12 +15,24 @@ usage: holdfast-bench [--json FILE] [--peers DIR] [--trace FILE] [--only NAME] [
   --json FILE   also write the rows to FILE
   --peers DIR   run the peers in DIR too, after ours, and compare
   --trace FILE  run the devnet on this request trace too, beside the built-in workload
-  --only NAME   run one benchmark: signatures, chain, endblock, gov, what_if, draw, trace, store, state or consensus
+  --only NAME   run one benchmark: signatures, chain, endblock, gov, what_if, draw, trace, store, state,
+                runner or consensus
   --quick       small sizes: a check that everything runs, not a measurement";
 
 /// The benchmarks by name, in the order in which they run.
-const NAMES: [&str; 10] =
-    ["signatures", "chain", "endblock", "gov", "what_if", "draw", "trace", "store", "state", "consensus"];
+const NAMES: [&str; 11] = [
+    "signatures",
+    "chain",
+    "endblock",
+    "gov",
+    "what_if",
+    "draw",
+    "trace",
+    "store",
+    "state",
+    "runner",
+    "consensus",
+];
 
 #[derive(Debug, Default)]
 struct Args {
@@ -162,6 +174,7 @@ fn measure(name: &str, args: &Args) -> Result<String> {
         "gov" => gov::run(if quick { gov::Size::QUICK } else { gov::Size::FULL })?,
         "what_if" => what_if::run(if quick { what_if::Size::QUICK } else { what_if::Size::FULL })?,
         "state" => state::run(if quick { state::Size::QUICK } else { state::Size::FULL })?,
+        "runner" => runner::run(if quick { runner::Size::QUICK } else { runner::Size::FULL })?,
         "consensus" => {
             let size = if quick { consensus::Size::QUICK } else { consensus::Size::FULL };
             consensus::run(&size, &consensus::Programs::find()?)?

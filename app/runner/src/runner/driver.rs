@@ -168,6 +168,9 @@ impl Driver {
                 answers.push(Box::new(move || drop(reply.send(outcome))));
             }
         }
+        if self.ledger.needs_sync() {
+            self.give_back().await;
+        }
         self.flush(now)?;
         answers.into_iter().for_each(|answer| answer());
         self.act().await;
@@ -312,6 +315,51 @@ impl Driver {
         for (shard, at_ms) in beats {
             self.handle(Event::Alive { shard, at_ms }, now);
         }
+    }
+
+    /// Stops and releases of this turn leave before its sync, which takes longer than they do: no record has to be
+    /// durable before KV is free. Only where no other call of their key would be overtaken.
+    async fn give_back(&mut self) {
+        let effects = std::mem::take(&mut self.effects);
+        let others: BTreeSet<KvKey> = effects
+            .iter()
+            .filter_map(|effect| match effect {
+                Effect::Open { key, .. } | Effect::Step { key, .. } | Effect::QueryStep { key, .. } => {
+                    Some(*key)
+                }
+                _ => None,
+            })
+            .collect();
+        let mut calls = Vec::new();
+        for effect in effects {
+            match effect {
+                Effect::Forget { shard, key } => self.forget(shard, key),
+                Effect::Stop { key, .. } | Effect::Release { key, .. } if !others.contains(&key) => {
+                    calls.push(effect);
+                }
+                effect => self.effects.push(effect),
+            }
+        }
+        if calls.is_empty() {
+            return;
+        }
+        for effect in calls {
+            self.call(effect);
+        }
+        // Sends them. What is answered by now is for the next turn.
+        poll_fn(|context| {
+            while let Poll::Ready(Some(answer)) = self.calls.poll_next_unpin(context) {
+                if let Some((id, event)) = answer {
+                    self.aborts.remove(&id);
+                    self.carried.push(event);
+                }
+            }
+            Poll::Ready(())
+        })
+        .await;
+        // Whoever writes them to their sockets may be waiting for this thread.
+        yield_once().await;
+        yield_once().await;
     }
 
     // ── effects ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -7,8 +7,9 @@
 //! ```
 //!
 //! A turn takes everything that is ready, has the [`SessionCore`](crate::session::SessionCore) decide, writes the
-//! ledger once, syncs it at most once, and only then acts: tokens first, then calls. It spawns nothing and waits for
-//! nothing but the clock, the shards and its handle, so it runs on tokio as on [`VirtualClock::run`].
+//! ledger once, syncs it at most once, and only then acts: tokens first, then calls; what gives KV back does not wait for
+//! a sync. It spawns nothing and waits for nothing but the clock, the shards and its handle, so it runs on tokio as on
+//! [`VirtualClock::run`].
 //!
 //! [`VirtualClock::run`]: crate::clock::VirtualClock::run
 

@@ -387,6 +387,23 @@ fn cancellation_token_terminates_stream_and_releases_kv() {
 }
 
 #[test]
+fn kv_is_given_back_without_waiting_for_the_record_to_be_durable() {
+    let (world, _) = World::single();
+    world.run(async |runner| {
+        let mut generation = runner.submit(request("cancel")).await.unwrap();
+        assert!(matches!(generation.next().await, Some(GenerationEvent::Token { index: 0, .. })));
+        // In the middle of the next step.
+        world.sleep(5).await;
+        world.disk.fail_at(world.disk.operations(), std::io::ErrorKind::Other);
+        runner.cancel(generation.session(), Cause::Client).await.unwrap();
+        assert_eq!(world.keys_left(), 1);
+        // The step ends, and with it the runner: the record cannot be written.
+        while generation.next().await.is_some() {}
+        assert_eq!(world.keys_left(), 0);
+    });
+}
+
+#[test]
 fn idempotent_run_replays_tokens_without_advancing_kv() {
     let (world, shard) = World::single();
     world.run(async |runner| {
