@@ -143,7 +143,8 @@ fn table(ran: &Matrix) -> String {
     let left: u64 = ran.rows.iter().map(|row| row.kv_entries_left).sum();
     let ledger = &ran.ledger;
     text.push_str(&format!(
-        "\nledger of clean, cancel, worker_death and alpha_failover: {{completed: {}, cancelled: {}, failed: {}, unverified: {}}}, {} billable tokens, {left} KV entries left\n",
+        "\nledger: {{completed: {}, cancelled: {}, failed: {}, unverified: {}}}, {} billable tokens \
+         (clean, cancel, worker_death, alpha_failover), {left} KV entries left\n",
         ledger.completed, ledger.cancelled, ledger.failed, ledger.unverified, ledger.billable_tokens
     ));
     text

@@ -51,7 +51,8 @@ fn matrix(words: &[&str], limit: Duration) {
     let file = folder.path().join("matrix.json");
     let file = file.to_str().expect("a name in UTF-8");
     let out = run(&mut command(&[&["matrix", "--json", file][..], words].concat()), limit).ok();
-    let ledger = "ledger: {completed: 2, cancelled: 1, failed: 0, unverified: 2}, 16 billable tokens, 0 KV entries left\n";
+    let ledger = "ledger: {completed: 2, cancelled: 1, failed: 0, unverified: 2}, 16 billable tokens \
+                  (clean, cancel, worker_death, alpha_failover), 0 KV entries left\n";
     assert!(out.ends_with(ledger), "{out}");
     assert_eq!(out.lines().next().map(|line| line.split_whitespace().count()), Some(6), "{out}");
     let text = std::fs::read_to_string(file).expect("the result");

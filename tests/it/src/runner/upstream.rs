@@ -176,7 +176,11 @@ fn an_upstream_that_is_killed_or_a_client_that_leaves_ends_the_generation() {
     until(SHORT, "text", || (!client.out().is_empty()).then_some(()));
     assert_eq!(upstream.running(), Some(1));
     client.signal("INT");
-    client.wait(SHORT).refused(1, &["interrupted", "(cli error 51)"]);
+    let ended = client.wait(SHORT);
+    assert_eq!(ended.status.code(), Some(1), "{}", ended.err);
+    for part in ["interrupted", "(cli error 51)", "status: cancelled"] {
+        assert!(ended.err.contains(part), "{part:?} is not in: {}", ended.err);
+    }
     upstream.becomes_idle("a client that leaves");
 
     let client = Running::start(&mut command(&[&words[..], &["--output", "json"]].concat()));
