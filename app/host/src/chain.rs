@@ -201,7 +201,7 @@ impl Chain for GrpcChain {
 }
 
 fn unreachable(status: Status) -> ChainError {
-    ChainError::Unreachable(status.to_string())
+    ChainError::Unreachable(status.message().to_owned())
 }
 
 fn refused(status: Status) -> ChainError {

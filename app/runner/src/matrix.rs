@@ -1,4 +1,4 @@
-//! The failure matrix: what becomes of a generation in each of nine mishaps (runner-details 10).
+//! The failure matrix: what becomes of a generation in a clean run and in eight mishaps (runner-details 10).
 //!
 //! A [`Scenario`] is run on a [`Stage`]: shards of which one will fail, on a virtual clock in this process or as worker
 //! processes that are killed, stopped and cut off for real. The [`Row`] must be the same on every stage.

@@ -494,7 +494,14 @@ async fn ask(
                 }
                 let kind = PbKind::try_from(failed.kind).unwrap_or(PbKind::Internal).as_str_name();
                 let kind = kind.trim_start_matches("FAILURE_KIND_").to_lowercase().replace('_', "-");
-                return Err(fail(94, "infer", format!("the inference failed: {kind}")));
+                let text = match failed.kind() {
+                    // The client's own, or the node's: in both cases the host goes on as long as the chain wants it.
+                    PbKind::DeadlineExceeded => format!(
+                        "no whole answer in time ({kind}); unless the chain says otherwise the host goes on, so ask again"
+                    ),
+                    _ => format!("the inference failed: {kind}"),
+                };
+                return Err(fail(94, "infer", text));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! `holdfastd matrix`: what becomes of a generation in each of nine mishaps.
+//! `holdfastd matrix`: what becomes of a generation in a clean run and in eight mishaps.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ const WORKERS_MAX: u64 = 16;
 /// The prompt of a model that knows words.
 const PROMPT: &str = "The capital of France is";
 
-/// Runs the failure matrix and prints it: nine mishaps, what each attempt ended as, and what is billed
+/// Runs the failure matrix and prints it: a clean run and eight mishaps, how each attempt ends, and what is billed
 #[derive(Debug, clap::Args)]
 pub(crate) struct MatrixArgs {
     #[command(flatten)]
