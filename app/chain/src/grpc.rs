@@ -41,7 +41,7 @@ mod tests;
 mod wire;
 
 pub use client::{GrpcChannel, repeat_call};
-pub use server::{serve, serve_with};
+pub use server::{accept, serve, serve_with};
 
 /// Metadata key, both ways: which height to read from, and which one was read. Decimal; absent or 0 asks for the latest.
 pub const HEIGHT_HEADER: &str = "x-cosmos-block-height";

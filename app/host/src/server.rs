@@ -2,11 +2,11 @@
 
 use std::convert::Infallible;
 use std::future::Future;
-use std::io;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use holdfast_app::grpc::accept;
 use holdfast_proto::holdfast::host::v1::host_server::HostServer;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
@@ -70,21 +70,6 @@ pub async fn serve(host: &Host, listener: TcpListener, shutdown: impl Future<Out
     if timeout(FAREWELL, closed).await.is_err() {
         connections.shutdown().await;
     }
-}
-
-/// A slot first, then a connection: with no slot free, connections wait in the listener's backlog.
-async fn accept(
-    listener: &TcpListener,
-    slots: &Arc<Semaphore>,
-) -> (Option<OwnedSemaphorePermit>, io::Result<TcpStream>) {
-    // Nobody closes the semaphore; were it closed, connections would come without a bound rather than not at all.
-    let slot = Arc::clone(slots).acquire_owned().await.ok();
-    let accepted = listener.accept().await.and_then(|(socket, _)| {
-        // Tokens are small; Nagle's delay would hold them back.
-        socket.set_nodelay(true)?;
-        Ok(socket)
-    });
-    (slot, accepted)
 }
 
 /// Serves one connection; holds its slot to the end.

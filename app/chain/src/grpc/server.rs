@@ -155,15 +155,16 @@ fn check(limits: &GrpcLimits) -> Result<(), GrpcServeError> {
     Ok(())
 }
 
-/// A slot first, then a connection: with no slot free, connections wait in the listener's backlog.
-async fn accept(
+/// A slot first, then a connection: with no slot free, connections wait in the listener's backlog. The slot goes with
+/// the connection.
+pub async fn accept(
     listener: &TcpListener,
     slots: &Arc<Semaphore>,
 ) -> (Option<OwnedSemaphorePermit>, io::Result<TcpStream>) {
     // Nobody closes the semaphore; were it closed, connections would come without a bound rather than not at all.
     let slot = Arc::clone(slots).acquire_owned().await.ok();
     let accepted = listener.accept().await.and_then(|(socket, _)| {
-        // Calls are small and wait for each other; Nagle's delay would cost more than the packets it saves.
+        // Frames are small and wait for each other; Nagle's delay would cost more than the packets it saves.
         socket.set_nodelay(true)?;
         Ok(socket)
     });

@@ -10,8 +10,10 @@ use holdfast_runner::clock::Clock;
 use holdfast_runner::shard::{Compute, LocalShard, ShardHost, ShardSettings};
 use holdfast_runner::{ByteCodec, TextCodec};
 
-use super::error::fail;
+use super::error::{fail, io_failure};
 use super::values;
+use crate::stage::cuts;
+use crate::workers::WorkerCommand;
 
 /// Backends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -67,20 +69,24 @@ pub(crate) struct BackendArgs {
     pub(crate) upstream_context: u32,
 }
 
+/// Most worker processes.
+const WORKERS_MAX: u32 = 16;
+
+/// A number of worker processes.
+pub(crate) fn workers(text: &str) -> Result<u32, String> {
+    values::within_u32(text, 1, WORKERS_MAX)
+}
+
 fn capacity(text: &str) -> Result<u32, String> {
-    within(text, 1, 1 << 24)
+    values::within_u32(text, 1, 1 << 24)
 }
 
 fn slots(text: &str) -> Result<u32, String> {
-    within(text, 1, 4096)
+    values::within_u32(text, 1, 4096)
 }
 
 fn context(text: &str) -> Result<u32, String> {
-    within(text, 2, 1 << 20)
-}
-
-fn within(text: &str, least: u64, most: u64) -> Result<u32, String> {
-    values::within(text, least, most).map(|value| u32::try_from(value).unwrap_or(u32::MAX))
+    values::within_u32(text, 2, 1 << 20)
 }
 
 /// What computes, opened: its shards and its text.
@@ -109,8 +115,14 @@ impl BackendArgs {
         Ok(Opened { args: self.clone(), layers, codec, pieces })
     }
 
+    /// How workers of this program are started.
+    pub(crate) fn worker_command(&self) -> Result<WorkerCommand> {
+        let program = std::env::current_exe().map_err(|e| io_failure("holdfastd".as_ref(), &e))?;
+        Ok(WorkerCommand { program, backend: self.words() })
+    }
+
     /// The flags again, for a worker process.
-    pub(crate) fn words(&self) -> Vec<String> {
+    fn words(&self) -> Vec<String> {
         let mut words = vec!["--backend".into(), self.backend.name().into()];
         words.extend([
             "--seed".into(),
@@ -181,9 +193,12 @@ fn not_built() -> anyhow::Error {
 }
 
 impl Opened {
-    /// Layers of the model.
-    pub(crate) fn layers(&self) -> u32 {
-        self.layers
+    /// Ranges of layers for so many workers.
+    pub(crate) fn ranges(&self, workers: u32) -> Result<Vec<(u32, u32)>> {
+        if workers > self.layers {
+            return Err(fail(12, "--workers", format!("{workers}: the model has {} layers", self.layers)));
+        }
+        Ok(cuts(self.layers, workers))
     }
 
     /// Text to tokens and back.

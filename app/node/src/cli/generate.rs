@@ -12,9 +12,9 @@ use holdfast_runner::worker::{PoolMember, RemoteLimits, RemotePool, from_urls};
 use holdfast_runner::{BoundaryAdapter, ChatMessage, Clock, SystemClock, TextCodec, TextStream, WorkStatus};
 use serde_json::json;
 
-use super::backend::{BackendArgs, Opened};
+use super::backend::{self, BackendArgs, Opened};
 use super::error::fail;
-use super::matrix::{pace, ranges, worker_command, workers};
+use super::matrix::pace;
 use super::output::{Format, Io, text};
 use super::{values, wiring};
 use crate::stage::ProcessStage;
@@ -33,13 +33,13 @@ pub(crate) struct GenerateArgs {
     #[command(flatten)]
     backend: BackendArgs,
     /// Start N worker processes and cut the model into as many ranges of layers [default: in this process]
-    #[arg(long, value_name = "N", value_parser = workers, conflicts_with = "worker_url")]
+    #[arg(long, value_name = "N", value_parser = backend::workers, conflicts_with = "worker_url")]
     workers: Option<u32>,
     /// A running worker, such as http://127.0.0.1:9100; once for each
     #[arg(long, value_name = "URL", conflicts_with = "fault")]
     worker_url: Vec<String>,
     /// Most tokens
-    #[arg(long, value_name = "N", default_value = "32", value_parser = tokens)]
+    #[arg(long, value_name = "N", default_value = "32", value_parser = values::max_tokens)]
     max_tokens: u32,
     /// Longest time for all of it, milliseconds, up to 300000 [default: what the node allows]
     #[arg(long, value_name = "MS", value_parser = total_ms)]
@@ -59,10 +59,6 @@ pub(crate) struct GenerateArgs {
     /// Form of the result
     #[arg(long, short, env = "HOLDFASTD_OUTPUT", value_name = "FORM", default_value = "text")]
     output: Format,
-}
-
-fn tokens(text: &str) -> Result<u32, String> {
-    values::within(text, 1, 1 << 20).map(|count| u32::try_from(count).unwrap_or(u32::MAX))
 }
 
 fn total_ms(text: &str) -> Result<u64, String> {
@@ -232,8 +228,8 @@ async fn stage(
         if args.faulty_shard >= workers as usize {
             return Err(fail(12, "--faulty-shard", format!("must be below {workers}")));
         }
-        let layers = ranges(opened, workers)?;
-        return Ok(Box::new(ProcessStage::new(worker_command(&args.backend)?, layers, prompt, pace)));
+        let layers = opened.ranges(workers)?;
+        return Ok(Box::new(ProcessStage::new(args.backend.worker_command()?, layers, prompt, pace)));
     }
     let shard = opened.shard("shard", None, clock.clone()).await? as Arc<dyn BoundaryAdapter>;
     let shards = move |_: Arc<dyn Clock>| Ok(vec![shard.clone()]);

@@ -29,11 +29,10 @@ use tokio::time::{sleep, timeout};
 use tonic::Code;
 use tracing_subscriber::EnvFilter;
 
-use super::backend::{BackendArgs, Opened};
+use super::backend::{self, BackendArgs, Opened};
 use super::error::{fail, io_failure};
 use super::files::{Home, HomeArgs};
 use super::keys::{Keyring, PrefixArgs};
-use super::matrix::{ranges, worker_command, workers};
 use super::output::{Format, Io};
 use super::{start, values, wiring};
 use crate::solo::Signals;
@@ -76,12 +75,12 @@ pub(crate) struct HostArgs {
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
     models: Vec<String>,
     /// Longest answer in tokens, whatever was paid for
-    #[arg(long, value_name = "N", default_value = "4096", value_parser = tokens)]
+    #[arg(long, value_name = "N", default_value = "4096", value_parser = values::max_tokens)]
     max_tokens: u32,
     #[command(flatten)]
     backend: BackendArgs,
     /// Start N worker processes, and start them again when they end [default: compute in this process]
-    #[arg(long, value_name = "N", value_parser = workers, conflicts_with_all = ["worker_url", "worker_from_chain"])]
+    #[arg(long, value_name = "N", value_parser = backend::workers, conflicts_with_all = ["worker_url", "worker_from_chain"])]
     workers: Option<u32>,
     /// A running worker, such as http://127.0.0.1:9100; once for each
     #[arg(long, value_name = "URL", conflicts_with = "worker_from_chain")]
@@ -102,10 +101,6 @@ pub(crate) struct HostArgs {
     /// What to log on standard error: error, warn, info, debug, trace, or pairs such as holdfast_host=debug with commas
     #[arg(long, env = "HOLDFASTD_LOG_LEVEL", value_name = "LEVEL", default_value = "info", value_parser = start::log_level)]
     log_level: String,
-}
-
-fn tokens(text: &str) -> Result<u32, String> {
-    values::within(text, 1, 1 << 20).map(|count| u32::try_from(count).unwrap_or(u32::MAX))
 }
 
 pub(crate) fn run(args: &HostArgs, io: &mut Io<'_>) -> Result<()> {
@@ -145,7 +140,7 @@ async fn serve(
     }
 
     let mut keeper = match args.workers {
-        Some(count) => Some(Keeper::start(worker_command(&args.backend)?, &ranges(opened, count)?).await?),
+        Some(count) => Some(Keeper::start(args.backend.worker_command()?, &opened.ranges(count)?).await?),
         None => None,
     };
     let remote = match &keeper {

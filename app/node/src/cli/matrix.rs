@@ -9,15 +9,12 @@ use holdfast_runner::shard::Compute;
 use holdfast_runner::{BoundaryAdapter, Clock, TextCodec, VirtualClock};
 use serde_json::{Value, json};
 
-use super::backend::{Backend, BackendArgs, Opened};
-use super::error::{fail, io_failure};
+use super::backend::{self, Backend, BackendArgs};
+use super::error::fail;
 use super::output::Io;
-use super::{files, values, wiring};
-use crate::stage::{ProcessStage, cuts};
-use crate::workers::WorkerCommand;
+use super::{files, wiring};
+use crate::stage::ProcessStage;
 
-/// Most worker processes.
-const WORKERS_MAX: u64 = 16;
 /// The prompt of a model that knows words.
 const PROMPT: &str = "The capital of France is";
 
@@ -28,35 +25,17 @@ pub(crate) struct MatrixArgs {
     backend: BackendArgs,
     /// Run over N worker processes, each the faulty one in turn, that are really killed, stopped and cut off
     /// [default: in this process, on a virtual clock]
-    #[arg(long, value_name = "N", value_parser = workers)]
+    #[arg(long, value_name = "N", value_parser = backend::workers)]
     workers: Option<u32>,
     /// File for the result
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
-pub(crate) fn workers(text: &str) -> Result<u32, String> {
-    values::within(text, 1, WORKERS_MAX).map(|count| u32::try_from(count).unwrap_or(u32::MAX))
-}
-
 /// A pace for real processes on a busy machine.
 pub(crate) fn pace(backend: Backend) -> Pace {
     let total_ms = if backend == Backend::Reference { 2_000 } else { 8_000 };
     Pace { step_ms: 0, total_ms, heartbeat_ms: 2_500, hold_ms: 1_000 }
-}
-
-/// How workers of this program are started.
-pub(crate) fn worker_command(backend: &BackendArgs) -> Result<WorkerCommand> {
-    let program = std::env::current_exe().map_err(|e| io_failure("holdfastd".as_ref(), &e))?;
-    Ok(WorkerCommand { program, backend: backend.words() })
-}
-
-/// Ranges of layers for so many workers.
-pub(crate) fn ranges(opened: &Opened, workers: u32) -> Result<Vec<(u32, u32)>> {
-    if workers > opened.layers() {
-        return Err(fail(12, "--workers", format!("{workers}: the model has {} layers", opened.layers())));
-    }
-    Ok(cuts(opened.layers(), workers))
 }
 
 pub(crate) fn run(args: &MatrixArgs, io: &mut Io<'_>) -> Result<()> {
@@ -82,8 +61,8 @@ pub(crate) fn run(args: &MatrixArgs, io: &mut Io<'_>) -> Result<()> {
             clock.run(matrix::run(&mut stage))
         }
         Some(workers) => {
-            let layers = ranges(&opened, workers)?;
-            let command = worker_command(&args.backend)?;
+            let layers = opened.ranges(workers)?;
+            let command = args.backend.worker_command()?;
             let mut stage = ProcessStage::new(command, layers, prompt, pace(args.backend.backend));
             wiring::children(async { Ok(matrix::run(&mut stage as &mut (dyn Stage + Send)).await) })?
         }

@@ -119,3 +119,13 @@ pub(crate) fn within(text: &str, least: u64, most: u64) -> Result<u64, String> {
     let number = text.parse().ok().filter(|n| (least..=most).contains(n));
     number.ok_or_else(|| format!("give a whole number from {least} to {most}"))
 }
+
+/// The same for numbers of 32 bits.
+pub(crate) fn within_u32(text: &str, least: u32, most: u32) -> Result<u32, String> {
+    within(text, least.into(), most.into()).map(|number| u32::try_from(number).unwrap_or(most))
+}
+
+/// Tokens of an answer.
+pub(crate) fn max_tokens(text: &str) -> Result<u32, String> {
+    within_u32(text, 1, 1 << 20)
+}
