@@ -2,7 +2,7 @@
 //!
 //! Writes three things to `OUT_DIR`: `descriptor.bin`, the whole file descriptor set with its custom options; one
 //! Rust file for each package; and `modules.rs`, which nests them by package name. With the feature `client` the
-//! packages also hold gRPC clients, with the feature `server` the runner's and the host's hold servers too. The chain's
+//! packages also hold gRPC clients, with the feature `server` the runner's, the host's and the gateway's hold servers too. The chain's
 //! own services are routed by name at run time and need none.
 
 use std::error::Error;
@@ -50,7 +50,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 /// Packages whose services this workspace serves with generated code.
 #[cfg(feature = "client")]
-const SERVED: [&str; 2] = ["holdfast.runner.v1", "holdfast.host.v1"];
+const SERVED: [&str; 3] = ["holdfast.runner.v1", "holdfast.host.v1", "holdfast.gateway.v1"];
 
 /// Clients for every service, servers for those of [`SERVED`].
 #[cfg(feature = "client")]

@@ -166,6 +166,10 @@ fn refuse_ours(from: &str, to: &str, kind: Kind) -> Option<String> {
             (to.starts_with("x/") && to != "x/testkit") || ["proto", "app/chain", "app/runner"].contains(&to),
             "app/host may use x/ (not x/testkit), proto, the chain's client and the runner",
         ),
+        ("app", "gateway") => (
+            (to.starts_with("x/") && to != "x/testkit") || ["proto", "app/chain", "app/host"].contains(&to),
+            "app/gateway may use x/ (not x/testkit), proto, the chain's client and the host's client",
+        ),
         ("app", _) => (
             (to.starts_with("x/") && to != "x/testkit") || to == "proto",
             "a folder of app/ may use x/ (not x/testkit) and proto",

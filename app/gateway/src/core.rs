@@ -1,0 +1,1 @@
+//! One session as a machine without sockets and clock.

@@ -1,0 +1,1 @@
+//! Flags of participants whose state differs from ours, over a typed store.

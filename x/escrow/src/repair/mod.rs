@@ -1,0 +1,1 @@
+//! The repair of one flagged participant as a pure state machine.
