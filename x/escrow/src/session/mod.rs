@@ -30,7 +30,7 @@ mod state;
 mod tests;
 
 pub use apply::{Composed, apply, check_tx, compose};
-pub use config::{ConfigError, FrozenConfig, PROTOCOL};
+pub use config::{ConfigError, FrozenConfig, PROTOCOL, max_slots_per_owner};
 pub use diff::{Diff, DiffError, Tx, TxKey, Vote};
 pub use errors::ApplyError;
 pub use holdfast_types::{Signature, recover};
