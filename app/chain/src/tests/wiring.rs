@@ -26,6 +26,7 @@ fn the_steps_of_a_block_stand_in_the_order_of_the_specification() {
             ("B3 participants", DiscardAndRecord),
             ("B4 breaker", DiscardAndRecord),
             ("E1 inference expiry", DiscardAndRecord),
+            ("E1 escrow close", DiscardAndRecord),
             ("E2 inference sprt", DiscardAndRecord),
             ("E3 breaker", DiscardAndRecord),
             ("E4 validators", DiscardAndRecord),
