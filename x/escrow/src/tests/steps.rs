@@ -64,18 +64,7 @@ fn a_listener_that_fails_does_not_keep_the_coins_nor_the_neighbours() {
     let id = w.create();
     let good = signed(&vectors(&w, id), &THREE);
     let msg = settle_msg("creator", &good);
-    let Err(error) = w.chain.message(|ctx| {
-        let deps = crate::Deps {
-            bank: &holdfast_testkit::MemBank,
-            accounts: &holdfast_testkit::MemAccounts,
-            epochs: &EPOCHS,
-            groups: &w.near,
-            stamps: &w.near,
-            hooks: &w.near,
-            fee_collector: addr("collector"),
-        };
-        crate::msg_server::settle_escrow(ctx, &deps, msg)
-    }) else {
+    let Err(error) = w.chain.message(|ctx| crate::msg_server::settle_escrow(ctx, &deps(&w.near), msg)) else {
         panic!("accepted")
     };
     assert_eq!((error.codespace, error.code, w.status(id)), ("breaker", 99, Status::Open));
@@ -95,16 +84,7 @@ fn coins_that_cannot_be_paid_stay_and_can_be_settled_later() {
     w.chain.take_events();
     let close = |w: &mut World, near: &Near| {
         w.chain.ctx(|ctx| {
-            let deps = crate::Deps {
-                bank: &holdfast_testkit::MemBank,
-                accounts: &holdfast_testkit::MemAccounts,
-                epochs: &EPOCHS,
-                groups: near,
-                stamps: near,
-                hooks: near,
-                fee_collector: addr("collector"),
-            };
-            crate::close(ctx, &deps).unwrap();
+            crate::close(ctx, &deps(near)).unwrap();
         });
     };
     close(&mut w, &near);

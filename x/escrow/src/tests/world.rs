@@ -229,7 +229,8 @@ impl World {
     }
 }
 
-fn deps(near: &Near) -> Deps<'_> {
+/// The neighbours of a call.
+pub(super) fn deps(near: &Near) -> Deps<'_> {
     Deps {
         bank: &MemBank,
         accounts: &MemAccounts,
