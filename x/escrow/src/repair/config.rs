@@ -1,10 +1,11 @@
-//! What an operator may choose, and the limits of an attempt.
+//! Waits and limits of the state machine.
 
 use thiserror::Error;
 
 const MINUTE_MS: u64 = 60_000;
 
-/// Limits and waits of repairs. The defaults are the protocol's (escrow-details 6).
+/// Waits and limits of repairs. The defaults are the protocol's (escrow-details 6). Limits of bytes and of the time of
+/// calls are the driver's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RepairConfig {
     /// `elapsed_ms` at which a repair gives up; halves with each further raise.
@@ -23,16 +24,6 @@ pub struct RepairConfig {
     pub restart_spread_ms: u64,
     /// Diffs in one chunk at most; at least 1.
     pub chunk_diffs: u32,
-    /// Encoded bytes of the diffs in one chunk at most.
-    pub chunk_bytes: u64,
-    /// A chunk's call ends after this.
-    pub chunk_timeout_ms: u64,
-    /// An attempt ends after this.
-    pub attempt_timeout_ms: u64,
-    /// Encoded bytes of the diffs in one attempt at most.
-    pub attempt_bytes: u64,
-    /// Attempts that run at one time, over all escrows.
-    pub permits: u32,
     /// A repair that gave up is reopened by its host so often at most.
     pub reopen_limit: u8,
     /// From one such reopening to the next at least.
@@ -52,11 +43,6 @@ impl Default for RepairConfig {
             short_wait_ms: 1_000,
             restart_spread_ms: 5_000,
             chunk_diffs: 200,
-            chunk_bytes: 3 << 20,
-            chunk_timeout_ms: MINUTE_MS,
-            attempt_timeout_ms: 120_000,
-            attempt_bytes: 64 << 20,
-            permits: 8,
             reopen_limit: 3,
             reopen_gap_ms: 600_000,
             relapse_ms: 3_600_000,
@@ -97,11 +83,6 @@ impl RepairConfig {
             ("short_wait_ms", (10..=MINUTE_MS).contains(&self.short_wait_ms), "10 ms to 1 minute"),
             ("restart_spread_ms", self.restart_spread_ms <= MINUTE_MS, "at most 1 minute"),
             ("chunk_diffs", (1..=200).contains(&self.chunk_diffs), "1 to 200"),
-            ("chunk_bytes", (1 << 18..=7 << 20).contains(&self.chunk_bytes), "256 KiB to 7 MiB"),
-            ("chunk_timeout_ms", (1..=600_000).contains(&self.chunk_timeout_ms), "1 ms to 10 minutes"),
-            ("attempt_timeout_ms", (1..=3_600_000).contains(&self.attempt_timeout_ms), "1 ms to 1 hour"),
-            ("attempt_bytes", self.attempt_bytes >= self.chunk_bytes, "at least chunk_bytes"),
-            ("permits", (1..=128).contains(&self.permits), "1 to 128"),
         ];
         rows.iter()
             .find(|(_, ok, _)| !ok)

@@ -158,7 +158,8 @@ impl LogStage {
 }
 
 /// What a driver does after a step, in this order, once the step's writes are durable. The result of a call comes back
-/// as a [`RepairEvent`].
+/// as a [`RepairEvent`]. `InsertFlag`, `RecordEvidence` and `ClearFlag` are writes that
+/// [`crate::divergence::DivergenceKeeper::advance`] has then done; a driver withholds or frees the participant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
     /// Store the new flag with the evidence that tripped it; withhold the participant from now on.
@@ -222,7 +223,7 @@ pub enum Effect {
     Cancel,
     /// The worker ends: no timer, no place in a queue, no call.
     StopWorker,
-    /// Log the stage and append it to the stream of changes.
+    /// Log the stage; append the change that `advance` returns for it to the stream of changes.
     Log(LogStage),
     /// The event meant nothing here: count it.
     Ignored,
