@@ -188,11 +188,6 @@ impl Repair<'_> {
                 let wait = if self.state.progress { Wait::Short } else { Wait::Next };
                 self.end(if self.state.progress { Verdict::Budget } else { Verdict::TimedOut }, wait);
             }
-            // Time that runs out while the host is asked for its signature brought no signature.
-            (RepairEvent::BudgetUsed, Verifying) => {
-                self.effects.push(Effect::Cancel);
-                self.end(Verdict::TimedOut, Wait::Next);
-            }
             (RepairEvent::Forked { nonce }, Teaching | Verifying) => {
                 self.evidence(*nonce);
                 self.state.forked = true;
@@ -250,9 +245,9 @@ impl Repair<'_> {
                 self.effects.push(Effect::StopWorker);
             }
             (RepairEvent::Restarted, Waiting | Teaching | Verifying) => self.restarted(),
-            (RepairEvent::StoreUnreadable, Waiting | Teaching | Verifying) => {
+            (RepairEvent::StoreUnreadable, Waiting | Teaching | Verifying) if !self.state.paused => {
+                self.void(Verdict::StoreUnreadable);
                 if phase.in_attempt() {
-                    self.void(Verdict::StoreUnreadable);
                     self.state.due_in_ms = self.ctx.config.short_wait_ms;
                 }
                 self.state.phase = Waiting;
@@ -323,6 +318,7 @@ impl Repair<'_> {
         state.phase = RepairPhase::Teaching;
         state.target = self.ctx.tip;
         state.progress = false;
+        state.reached = 0;
         state.old_snapshot = false;
         self.effects.push(Effect::StartAttempt {
             generation: self.generation,
@@ -353,10 +349,12 @@ impl Repair<'_> {
     }
 
     fn applied(&mut self, nonce: u64) {
-        if nonce > self.ctx.tip {
-            // A host cannot hold what we did not make; unsigned it is no evidence either.
+        // A host cannot hold what we did not make (unsigned it is no evidence either), and a chunk that moves nothing
+        // would be sent for ever.
+        if nonce > self.ctx.tip || (nonce <= self.state.reached && nonce < self.state.target) {
             return self.failed(Failure::Malformed);
         }
+        self.state.reached = nonce;
         self.state.progress = true;
         self.effects.push(Effect::MoveCursor(nonce));
         if nonce < self.state.target {
@@ -372,6 +370,7 @@ impl Repair<'_> {
             return self.end(Verdict::Behind, Wait::Next);
         }
         self.state.old_snapshot = true;
+        self.state.reached = have;
         self.next_call(false);
     }
 
