@@ -40,6 +40,8 @@ pub struct RepairContext<'a> {
 pub struct Outcome {
     /// The repair from now on; `None` = there is no flag.
     pub state: Option<RepairState>,
+    /// The repair as a proof ended it.
+    pub cleared: Option<RepairState>,
     /// Its generation.
     pub generation: u64,
     /// What to do, in this order.
@@ -82,11 +84,12 @@ pub fn step(
     repair.count_time(event);
     repair.take(event)?;
     let Repair { state, generation, cleared, effects, .. } = repair;
-    Ok(Outcome { state: (!cleared).then_some(state), generation, effects })
+    let (state, cleared) = if cleared { (None, Some(state)) } else { (Some(state), None) };
+    Ok(Outcome { state, cleared, generation, effects })
 }
 
 fn unflagged(ctx: &RepairContext<'_>, event: &RepairEvent) -> Result<Outcome, RepairError> {
-    let mut outcome = Outcome { state: None, generation: ctx.generation, effects: Vec::new() };
+    let mut outcome = Outcome { state: None, cleared: None, generation: ctx.generation, effects: Vec::new() };
     match *event {
         RepairEvent::ForceTeach | RepairEvent::GiveUp | RepairEvent::Release => {
             return Err(RepairError::NotFlagged);

@@ -216,12 +216,10 @@ impl Model {
                     self.leave('N');
                 }
             }
-            (Op::Announce(since), 'G') => {
-                if self.reopened == 0 || (self.reopened < 3 && *since >= 600_000) {
-                    self.reopened += 1;
-                    self.begin_generation();
-                    (self.at, self.due, self.level, self.elapsed) = ('W', 500, 0, 0);
-                }
+            (Op::Announce(since), 'G') if self.reopened == 0 || (self.reopened < 3 && *since >= 600_000) => {
+                self.reopened += 1;
+                self.begin_generation();
+                (self.at, self.due, self.level, self.elapsed) = ('W', 500, 0, 0);
             }
             (Op::Force, 'W') => self.due = 0,
             (Op::Force, 'G') => {

@@ -27,8 +27,12 @@ fn check_with(
             Ok(outcome) => show(&outcome),
             Err(error) => format!("error {}", error.code()),
         };
-        let untouched =
-            Outcome { state: before.clone(), generation: ctx.generation, effects: vec![Effect::Ignored] };
+        let untouched = Outcome {
+            state: before.clone(),
+            cleared: None,
+            generation: ctx.generation,
+            effects: vec![Effect::Ignored],
+        };
         let expected = if expected == X { show(&untouched) } else { expected.to_string() };
         assert_eq!(got, expected, "{name}, in {phase:?}");
     }
