@@ -98,6 +98,11 @@ fn a_relapse_starts_at_the_last_level_and_halves_the_deadline() {
     scene.at_ms -= 3_000_000;
     assert_eq!(scene.raise(third, 44).flag.unwrap().repair.level, 3);
 
+    // Nor does a clock that starts at zero make one.
+    let mut young = Scene::new();
+    young.at_ms = 1_000;
+    assert_eq!(young.raise(who, 44).flag.unwrap().repair.level, 0);
+
     // Second raise: 15 minutes.
     scene.start(who);
     scene.since_ms = 899_499;
@@ -177,6 +182,18 @@ fn evidence_above_our_tip_is_kept_but_is_not_where_it_diverged() {
         (rows.len(), rows[1].kind, rows[1].generation, rows[1].at_ms),
         (2, EvidenceKind::AboveTip, 1, NOW)
     );
+}
+
+#[test]
+fn a_nonce_above_a_tip_that_fell_is_not_where_it_diverged() {
+    let mut scene = Scene::new();
+    let who = subject(7, 1);
+    scene.raise(who, 44);
+    scene.tip = 30;
+    scene.start(who);
+    let above = Evidence { kind: EvidenceKind::AboveTip, ..evidence(35) };
+    let event = RepairEvent::SignedAboveTip { nonce: 35 };
+    assert_eq!(scene.try_step(who, &event, Some(&above)).unwrap().flag.unwrap().diverged_nonce, 44);
 }
 
 #[test]

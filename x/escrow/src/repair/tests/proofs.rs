@@ -203,6 +203,8 @@ fn withheld_and_unbound_keys_are_told_apart() {
         Reply { state: vec![], withheld: true, fresh: None, ..Reply::honest("host-1", 4, root_4()) };
     assert_eq!(withheld.judge(), ProofVerdict::CannotTell(Doubt::Withheld));
     assert_eq!(withheld.judge().event(4), RepairEvent::Withheld { nonce: 4 });
+    let beyond = Reply { nonce: 7, root: withheld.root.clone(), state: vec![], withheld: true, fresh: None };
+    assert_eq!(beyond.judge(), ProofVerdict::CannotTell(Doubt::Unsigned), "withheld above our tip");
     let elsewhere = Reply { root: sha("other-root").to_vec(), ..withheld };
     assert_eq!(elsewhere.judge(), ProofVerdict::CannotTell(Doubt::Unsigned), "withheld over another root");
 

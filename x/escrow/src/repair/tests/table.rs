@@ -211,6 +211,10 @@ fn failed_calls_climb_the_ladder() {
     state.chunk_diffs = 1;
     let outcome = step(&context(&config), Some(&state), &E::Failed(Failure::TooLarge)).unwrap();
     assert_eq!(outcome.state.unwrap().chunk_diffs, 1, "never below one diff");
+    // A new generation may meet a host with another limit.
+    let reopened = RepairState { chunk_diffs: 1, ..repair(GaveUp) };
+    let outcome = step(&context(&config), Some(&reopened), &E::ForceTeach).unwrap();
+    assert_eq!(outcome.state.unwrap().chunk_diffs, 200);
 }
 
 #[test]
