@@ -122,9 +122,9 @@ pub enum RepairEvent {
     SessionEnded,
     /// First event after a restart of the gateway.
     Restarted,
-    /// Our root or store cannot be read.
+    /// Our root or store cannot be read: for every repair, and again instead of `Due` while it lasts.
     StoreUnreadable,
-    /// Our store can be read again.
+    /// Our store can be read again. Optional: the next `Due` says it too.
     StoreReadable,
 }
 

@@ -248,13 +248,14 @@ impl Repair<'_> {
                 self.effects.push(Effect::StopWorker);
             }
             (RepairEvent::Restarted, Waiting | Teaching | Verifying) => self.restarted(),
-            (RepairEvent::StoreUnreadable, Waiting | Teaching | Verifying) if !self.state.paused => {
-                self.void(Verdict::StoreUnreadable);
-                if phase.in_attempt() {
-                    self.state.due_in_ms = self.ctx.config.short_wait_ms;
+            (RepairEvent::StoreUnreadable, Waiting | Teaching | Verifying) => {
+                if !self.state.paused {
+                    self.void(Verdict::StoreUnreadable);
+                    self.state.phase = Waiting;
+                    self.state.paused = true;
                 }
-                self.state.phase = Waiting;
-                self.state.paused = true;
+                // The next look; the rest of the wait stands still.
+                self.effects.push(Effect::WakeIn(self.ctx.config.short_wait_ms));
             }
             (RepairEvent::StoreReadable, Waiting) if self.state.paused => {
                 self.state.paused = false;
@@ -299,13 +300,13 @@ impl Repair<'_> {
     }
 
     fn due(&mut self, permit: bool) {
-        let asleep = self.state.paused || self.state.due_in_ms > 0;
+        // A driver that can still not read our store says so instead.
+        self.state.paused = false;
+        let asleep = self.state.due_in_ms > 0;
         if permit && (asleep || self.deadline_passed()) {
             self.effects.push(Effect::ReleasePermit);
         }
-        if self.state.paused {
-            self.effects.push(Effect::Ignored);
-        } else if asleep {
+        if asleep {
             self.effects.push(Effect::WakeIn(self.state.due_in_ms));
         } else if self.deadline_passed() {
             self.give_up();

@@ -117,6 +117,9 @@ fn an_import_that_contradicts_itself_writes_nothing() {
         e.histories.remove(0);
     });
     refuse("a flag of an older generation", &|e| e.flags[0].generation = 1);
+    refuse("chunks of nothing", &|e| e.flags[0].repair.chunk_diffs = 0);
+    refuse("a level above the ladder", &|e| e.flags[0].repair.level = 4);
+    refuse("an attempt before the first", &|e| e.flags[0].repair.attempt = 0);
     refuse("a history twice", &|e| e.histories.insert(0, e.histories[0].clone()));
     refuse("evidence that nobody counts", &|e| e.evidence[0].1 = 99);
     refuse("evidence out of order", &|e| e.evidence.swap(0, 1));

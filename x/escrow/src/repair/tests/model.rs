@@ -164,12 +164,13 @@ impl Model {
                 self.fail(Some(1_000));
                 self.begin_generation();
             }
-            (Op::Due(_) | Op::WaitAndStart, 'W') if self.paused || self.due > 0 => {}
+            (Op::Due(_) | Op::WaitAndStart, 'W') if self.due > 0 => self.paused = false,
             (Op::Due(_) | Op::WaitAndStart, 'W') if self.elapsed >= DEADLINE => self.leave('G'),
             (Op::Due(true) | Op::WaitAndStart, 'W') => {
                 (self.at, self.target, self.reached) = ('T', TIP, 0);
-                (self.old, self.progress) = (false, false);
+                (self.old, self.progress, self.paused) = (false, false, false);
             }
+            (Op::Due(false), 'W') => self.paused = false,
             (Op::Chunk(nonce), 'T') => {
                 if *nonce > TIP || (*nonce <= self.reached && *nonce < self.target) {
                     self.fail(None);
@@ -245,10 +246,7 @@ impl Model {
                 self.due = u64::MAX;
             }
             (Op::Unreadable, 'W' | 'T' | 'V') if !self.paused => {
-                if attempt {
-                    self.attempt += 1;
-                    self.due = 1_000;
-                }
+                self.attempt += u32::from(attempt);
                 (self.at, self.paused) = ('W', true);
             }
             (Op::Readable, 'W') => self.paused = false,

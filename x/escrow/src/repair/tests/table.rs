@@ -366,19 +366,28 @@ fn a_restart_of_the_gateway_is_no_amnesty() {
 
 #[test]
 fn our_own_unreadable_store_pauses_all_and_blames_nobody() {
-    let voided = "W att3 due1000 paused =store_unreadable : cancel, release, log RepairAttempt";
-    check("unreadable", E::StoreUnreadable, [X, "W paused : release", voided, voided, X, X]);
+    let voided = "W att3 paused =store_unreadable : cancel, release, log RepairAttempt, wake 1000";
+    let cells = [X, "W paused : release, wake 1000", voided, voided, X, X];
+    check("unreadable", E::StoreUnreadable, cells);
     check("readable", E::StoreReadable, [X; 6]);
 
     let config = RepairConfig::default();
     let mut ctx = context(&config);
     ctx.since_ms = 5_000;
-    let mut state = repair(Waiting);
-    (state.paused, state.due_in_ms) = (true, 1_000);
-    let due = step(&ctx, Some(&state), &E::Due { permit: true }).unwrap();
-    assert_eq!(show(&due), "W due1000 paused : release, –", "time stands still");
-    let on = step(&ctx, Some(&state), &E::StoreReadable).unwrap();
-    assert_eq!(show(&on), "W due1000 : wake 1000", "level kept");
+    let paused = RepairState { paused: true, due_in_ms: 9_000, ..repair(Waiting) };
+    let still = step(&ctx, Some(&paused), &E::StoreUnreadable).unwrap();
+    assert_eq!(show(&still), "W due9000 paused : wake 1000", "time stands still");
+    for (event, effects) in [
+        (E::StoreReadable, "wake 9000"),
+        (E::Due { permit: false }, "wake 9000"),
+        (E::Due { permit: true }, "release, wake 9000"),
+    ] {
+        let on = step(&ctx, Some(&paused), &event).unwrap();
+        assert_eq!(show(&on), format!("W due9000 : {effects}"), "{event:?}: level and wait kept");
+    }
+    let voided = RepairState { due_in_ms: 0, ..paused };
+    let on = step(&ctx, Some(&voided), &E::Due { permit: false }).unwrap();
+    assert_eq!(show(&on), "W : queue");
 }
 
 #[test]
