@@ -12,6 +12,7 @@ use holdfast_proto::cosmos::base::v1beta1::Coin;
 use holdfast_proto::cosmos::gov::v1 as own_gov;
 use holdfast_proto::holdfast::breaker::v1 as breaker;
 use holdfast_proto::holdfast::epochs::v1 as epochs;
+use holdfast_proto::holdfast::escrow::v1 as escrow;
 use holdfast_proto::holdfast::inference::v1 as inference;
 use holdfast_proto::holdfast::participants::v1 as participants;
 use holdfast_proto::{FieldMask, Message, Name, pool};
@@ -428,6 +429,12 @@ async fn authority_only(scene: &mut Scene) {
         until_block: 10_000,
     })
     .await;
+    both(scene, ("escrow", 2), |authority| escrow::MsgUpdateParams {
+        authority,
+        params: Some(escrow::Params { max_live: 9, ..Default::default() }),
+        update_mask: mask("max_live"),
+    })
+    .await;
     both(scene, ("auth", 4), |authority| auth::MsgUpdateParams {
         authority,
         params: Some(auth::Params { max_memo_characters: 7, ..Default::default() }),
@@ -442,6 +449,55 @@ async fn authority_only(scene: &mut Scene) {
     .await;
     both(scene, ("gov", 13), |authority| upgrade::MsgSoftwareUpgrade { authority, plan: Some(plan()) }).await;
     both(scene, ("gov", 13), |authority| upgrade::MsgCancelUpgrade { authority }).await;
+}
+
+/// Coins for a group of one, and states of it that nobody signed.
+async fn escrowed(scene: &mut Scene) {
+    let (gateway, executor) = (scene.gateway.id.to_string(), scene.executor.id.to_string());
+    let before = scene.gateway.balance().await;
+    let create = escrow::MsgCreateEscrow {
+        creator: gateway.clone(),
+        gateway: gateway.clone(),
+        gateway_url: "http://127.0.0.1:8090".into(),
+        model: MODELS[0].into(),
+        amount: uhold(5_000),
+        slots: 1,
+    };
+    let response = scene.gateway(create.clone()).await;
+    good(&response);
+    let escrow_id = answer::<escrow::MsgCreateEscrowResponse>(&response).escrow_id;
+    let kind = "holdfast.escrow.v1.EventEscrowCreated";
+    assert_eq!(attributes(&response, kind, "amount"), ["5000uhold"]);
+    assert_eq!(scene.gateway.balance().await, before - FEE - 5_000);
+    assert_eq!(scene.client.balance(&module_address("escrow")).await, 5_000);
+    // One executor cannot hold four slots of four.
+    bad(&scene.gateway(escrow::MsgCreateEscrow { slots: 4, ..create }).await, "escrow", 5, "slots");
+
+    let request =
+        escrow::QueryEscrowsByParticipantRequest { participant: executor.clone(), ..Default::default() };
+    let path = "/holdfast.escrow.v1.Query/EscrowsByParticipant";
+    let found: escrow::QueryEscrowsByParticipantResponse =
+        scene.client.call(path, &request).await.expect("an answer");
+    let config = found.escrows[0].config.clone().expect("terms");
+    assert_eq!((config.escrow_id, config.slots), (escrow_id, vec![executor.clone()]));
+
+    // The state before the first diff: nothing is live, and nobody signed.
+    let stats = escrow::SlotStats { cost: "0".into(), ..Default::default() };
+    let state = escrow::Settlement {
+        balance: "4000".into(),
+        fees: "1000".into(),
+        stats: vec![stats],
+        sealed_acc: vec![0; 32],
+        live_hash: vec![0; 32],
+        ..Default::default()
+    };
+    let settle =
+        escrow::MsgSettleEscrow { sender: executor.clone(), escrow_id, settlement: Some(state.clone()) };
+    bad(&scene.executor(settle).await, "escrow", 13, "phase");
+    let dispute = escrow::MsgDisputeEscrow { sender: executor, escrow_id, settlement: Some(state.clone()) };
+    bad(&scene.executor(dispute.clone()).await, "escrow", 9, "until then settle it");
+    let sender = scene.joiner.id.to_string();
+    bad(&scene.joiner(escrow::MsgDisputeEscrow { sender, ..dispute }).await, "escrow", 2, "sender");
 }
 
 /// An upgrade at a height that no test reaches.
@@ -495,6 +551,11 @@ fn of_the_authority(executor: &str) -> Vec<cosmrs::Any> {
             participant: executor.into(),
             to: breaker::OverrideTo::Excluded.into(),
             until_block: 100_000,
+        }),
+        any(&escrow::MsgUpdateParams {
+            authority: authority.clone(),
+            params: Some(escrow::Params { max_live: 9, ..Default::default() }),
+            update_mask: mask("max_live"),
         }),
         any(&own_gov::MsgUpdateParams {
             authority: authority.clone(),
@@ -686,6 +747,7 @@ async fn governed(client: &Client) -> Vec<Vec<u8>> {
         "/holdfast.participants.v1.Query/Params",
         "/holdfast.participants.v1.Query/Models",
         "/holdfast.inference.v1.Query/Params",
+        "/holdfast.escrow.v1.Query/Params",
         "/holdfast.breaker.v1.Query/Overrides",
     ] {
         answers.push(client.raw(path, Vec::new(), None).await.expect("an answer").0);
@@ -703,6 +765,7 @@ fn cosmrs_signs_and_broadcasts_every_message_of_the_chain() {
         transfer(&mut scene).await;
         let claimable = join(&mut scene).await;
         infer(&mut scene).await;
+        escrowed(&mut scene).await;
         let before = governed(&scene.client).await;
         authority_only(&mut scene).await;
         assert_eq!(governed(&scene.client).await, before);
@@ -715,7 +778,7 @@ fn cosmrs_signs_and_broadcasts_every_message_of_the_chain() {
         for account in [1, 2, 3, 9].map(address) {
             sum += scene.client.balance(&account).await;
         }
-        for module in ["participants", "inference", "fee_collector", "gov"].map(module_address) {
+        for module in ["participants", "inference", "escrow", "fee_collector", "gov"].map(module_address) {
             sum += scene.client.balance(&module).await;
         }
         assert_eq!(sum, 3 * FUNDS + 100 - burned);
