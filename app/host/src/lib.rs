@@ -11,6 +11,7 @@
 //! | [`server`], [`intake`] | connections of clients, and what may come in |
 //! | [`outbox`] | what became of each inference, reported once |
 //! | [`owner`] | whose a folder is |
+//! | [`session`] | replicas of escrow sessions, sans-I/O |
 //! | [`store`] | where sessions are kept |
 //! | [`wire`] | the cause of a failed call on the wire |
 
@@ -23,6 +24,7 @@ pub mod intake;
 pub mod outbox;
 pub mod owner;
 pub mod server;
+pub mod session;
 pub mod store;
 mod waiting;
 pub mod wire;
