@@ -27,6 +27,8 @@ mod recover;
 mod replica;
 mod rows;
 pub mod rules;
+#[cfg(test)]
+pub(crate) mod tests;
 mod vote;
 mod work;
 
