@@ -26,6 +26,7 @@ pub mod owner;
 pub mod server;
 pub mod session;
 pub mod store;
+mod tape;
 mod waiting;
 pub mod wire;
 

@@ -1,6 +1,9 @@
 //! A host with the real runner and the reference model, beside a chain in memory that can be out of reach, lose answers,
 //! and be late.
 
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard};
+
 use holdfast_app::keys::SecretKey;
 use holdfast_proto::Any;
 use holdfast_proto::holdfast::inference::v1::{MsgFinishInference, MsgReportFailure};
