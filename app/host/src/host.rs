@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use holdfast_proto::holdfast::host::v1 as pb;
-use holdfast_proto::holdfast::host::v1::host_server::{Host as HostService, HostServer};
+use holdfast_proto::holdfast::host::v1::host_server::HostServer;
 use holdfast_proto::holdfast::host::v1::serve_response::Event;
 use holdfast_proto::holdfast::inference::v1::{Inference, InferenceStatus};
 use holdfast_proto::holdfast::runner::v1::FailureKind as PbKind;
@@ -26,11 +26,12 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status};
+use tonic::{Request, Status};
 
 use crate::auth;
 use crate::body::{BODY_MAX, Body, Prompt};
 use crate::chain::{Chain, ChainError};
+use crate::driver::Sessions;
 use crate::intake::{self, Budget, MESSAGE_MAX, Rule};
 use crate::outbox::Outbox;
 use crate::tape::{Kept, Piece, Shelf, Tape, pump};
@@ -140,7 +141,11 @@ struct Shared {
 #[derive(Clone)]
 pub struct Host {
     shared: Arc<Shared>,
+    /// Of escrows, if it serves any.
+    pub(crate) sessions: Option<Sessions>,
 }
+
+pub(crate) type ServeStream = ReceiverStream<Result<pb::ServeResponse, Status>>;
 
 impl Host {
     /// A host that answers with `runner` and reports to `chain`. [`Host::background`] must run beside the service.
@@ -165,7 +170,14 @@ impl Host {
             wake: Arc::new(Notify::new()),
             draining: AtomicBool::new(false),
         };
-        Self { shared: Arc::new(shared) }
+        Self { shared: Arc::new(shared), sessions: None }
+    }
+
+    /// The same host, which serves escrow sessions too.
+    #[must_use]
+    pub fn with_sessions(mut self, sessions: Sessions) -> Self {
+        self.sessions = Some(sessions);
+        self
     }
 
     /// The gRPC service.
@@ -201,6 +213,9 @@ impl Host {
         let mut tasks = JoinSet::new();
         tasks.spawn(outbox.run());
         tasks.spawn(watch_withdrawals(shared.clone()));
+        if let Some(sessions) = self.sessions.clone() {
+            tasks.spawn(async move { sessions.run().await });
+        }
         // Both end with the runner; the first to see it ends the other.
         tasks.join_next().await;
     }
@@ -210,12 +225,19 @@ impl Host {
     pub async fn drain(&self, runs: Duration, reports: Duration) -> bool {
         let shared = &self.shared;
         shared.draining.store(true, Ordering::Release);
+        if let Some(sessions) = &self.sessions {
+            sessions.stop_taking();
+        }
+        let in_session = || self.sessions.as_ref().is_some_and(Sessions::is_running);
         let ended = async {
-            while !shared.answers.running().is_empty() {
+            while !shared.answers.running().is_empty() || in_session() {
                 sleep(shared.config.pace.look).await;
             }
         };
         if timeout(runs, ended).await.is_err() {
+            if let Some(sessions) = &self.sessions {
+                sessions.stop_running().await;
+            }
             for (_, answer) in shared.answers.running() {
                 let _ = shared.runner.cancel(answer.session, Cause::Node).await;
             }
@@ -223,6 +245,7 @@ impl Host {
         // One that was stopped has its record only when its shards are quiet.
         let reported = async {
             while !shared.answers.running().is_empty()
+                || in_session()
                 || shared.runner.unsubmitted().await.is_ok_and(|waiting| !waiting.is_empty())
             {
                 shared.wake.notify_one();
@@ -489,73 +512,12 @@ async fn stream(
     }
 }
 
-#[tonic::async_trait]
-impl HostService for Host {
-    type ServeStream = ReceiverStream<Result<pb::ServeResponse, Status>>;
-    type InferStream = ReceiverStream<Result<pb::InferResponse, Status>>;
-
-    async fn infer(&self, _: Request<pb::InferRequest>) -> Result<Response<Self::InferStream>, Status> {
-        Err(Status::unimplemented("no sessions here"))
-    }
-
-    async fn bind(&self, _: Request<pb::BindRequest>) -> Result<Response<pb::BindResponse>, Status> {
-        Err(Status::unimplemented("no sessions here"))
-    }
-
-    async fn teach(&self, _: Request<pb::TeachRequest>) -> Result<Response<pb::TeachResponse>, Status> {
-        Err(Status::unimplemented("no sessions here"))
-    }
-
-    async fn cancel_inference(
+impl Host {
+    /// Serve: see the module.
+    pub(crate) async fn serve_chain(
         &self,
-        _: Request<pb::CancelInferenceRequest>,
-    ) -> Result<Response<pb::CancelInferenceResponse>, Status> {
-        Err(Status::unimplemented("no sessions here"))
-    }
-
-    async fn get_signatures(
-        &self,
-        _: Request<pb::GetSignaturesRequest>,
-    ) -> Result<Response<pb::GetSignaturesResponse>, Status> {
-        Err(Status::unimplemented("no sessions here"))
-    }
-
-    async fn get_pending(
-        &self,
-        _: Request<pb::GetPendingRequest>,
-    ) -> Result<Response<pb::GetPendingResponse>, Status> {
-        Err(Status::unimplemented("no sessions here"))
-    }
-
-    async fn get_diffs(
-        &self,
-        _: Request<pb::GetDiffsRequest>,
-    ) -> Result<Response<pb::GetDiffsResponse>, Status> {
-        Err(Status::unimplemented("no sessions here"))
-    }
-
-    async fn vote_timeout(
-        &self,
-        _: Request<pb::VoteTimeoutRequest>,
-    ) -> Result<Response<pb::VoteTimeoutResponse>, Status> {
-        Err(Status::unimplemented("no sessions here"))
-    }
-
-    async fn challenge_start(
-        &self,
-        _: Request<pb::ChallengeStartRequest>,
-    ) -> Result<Response<pb::ChallengeStartResponse>, Status> {
-        Err(Status::unimplemented("no sessions here"))
-    }
-
-    async fn reset_session(
-        &self,
-        _: Request<pb::ResetSessionRequest>,
-    ) -> Result<Response<pb::ResetSessionResponse>, Status> {
-        Err(Status::unimplemented("no sessions here"))
-    }
-
-    async fn serve(&self, request: Request<pb::ServeRequest>) -> Result<Response<Self::ServeStream>, Status> {
+        request: Request<pb::ServeRequest>,
+    ) -> Result<ServeStream, Status> {
         let shared = &self.shared;
         let permit = shared.streams.clone().try_acquire_owned().map_err(|_| {
             full(format!("{STREAMS_MAX} calls are being served; try again in a second"), RETRY_MS)
@@ -590,7 +552,7 @@ impl HostService for Host {
         };
         let (sender, receiver) = mpsc::channel(PIECES);
         tokio::spawn(stream(answer, sender, within, shared.config.pace.beat, permit));
-        Ok(Response::new(ReceiverStream::new(receiver)))
+        Ok(ReceiverStream::new(receiver))
     }
 }
 

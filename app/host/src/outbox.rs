@@ -118,6 +118,12 @@ impl Outbox {
 
     async fn round(&self, waits: &mut BTreeMap<KvKey, Wait>) -> Result<(), RoundError> {
         let mut reports = self.runner.unsubmitted().await?;
+        // Those of escrow sessions are told by their diffs.
+        let of_chain = |report: &Report| {
+            let id = &report.inference_id;
+            id.is_empty() || SessionId::new(&self.chain_id, 0, id) == report.record.key.session
+        };
+        reports.retain(of_chain);
         waits.retain(|key, _| reports.iter().any(|report| report.record.key == *key));
         if reports.is_empty() {
             return Ok(());
@@ -165,10 +171,6 @@ impl Outbox {
         let key = record.key;
         // A session that ended in the queue has no opening in the ledger that would name it.
         let named = Some(inference_id.clone()).filter(|id| !id.is_empty());
-        if named.as_ref().is_some_and(|id| SessionId::new(&self.chain_id, 0, id) != key.session) {
-            // Of an escrow session, which reports by its diffs.
-            return Ok(None);
-        }
         let Some(id) = named.or_else(|| self.answers.find(|answer| answer.session == key.session)) else {
             return Ok(Some(Step::Close("unnamed")));
         };

@@ -22,7 +22,7 @@
 #![allow(clippy::result_large_err)]
 
 mod calls;
-mod errors;
+pub(crate) mod errors;
 mod recover;
 mod replica;
 mod rows;
