@@ -16,7 +16,7 @@ use holdfast_types::Address;
 use sha2::{Digest, Sha256};
 
 use super::rules::Via;
-use super::{HostCore, errors};
+use super::{GET_DIFFS_MAX, HostCore, errors};
 use crate::auth;
 use crate::body::BODY_MAX;
 
@@ -105,6 +105,31 @@ impl HostCore {
             body: request.body.clone(),
         };
         Ok(VoteStep::Ask { executor, request, ticket })
+    }
+
+    /// Between the halves: an executor that lacks diffs and says so is taught by the voter, so that a gateway cannot make it
+    /// look late by keeping them from it. `have_nonce` is the executor's; gives the next try, or `None` when this replica
+    /// has nothing that would help.
+    ///
+    /// # Errors
+    /// As any call of the session.
+    pub fn vote_behind(
+        &mut self,
+        ticket: &VoteTicket,
+        body: &[u8],
+        have_nonce: u64,
+    ) -> Result<Option<pb::ChallengeStartRequest>, pb::EscrowError> {
+        if have_nonce >= ticket.id {
+            return Ok(None);
+        }
+        self.replica(ticket.escrow_id)?;
+        let diffs = self.log(ticket.escrow_id, have_nonce.saturating_add(1), GET_DIFFS_MAX)?;
+        Ok((!diffs.is_empty()).then(|| pb::ChallengeStartRequest {
+            escrow_id: ticket.escrow_id,
+            inference_id: ticket.id,
+            diffs,
+            body: body.to_vec(),
+        }))
     }
 
     /// Second half: `answer` is the executor's, `None` when it gave none in time.
