@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use holdfast_app::keys::SecretKey;
 use holdfast_escrow::session::{FrozenConfig, max_slots_per_owner};
-use holdfast_gateway::core::api::GatewayConfig;
+use holdfast_gateway::core::GatewayConfig;
 use holdfast_types::Address;
 
 use crate::Rng;

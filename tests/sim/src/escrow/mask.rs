@@ -2,7 +2,7 @@
 
 use holdfast_app::keys::SecretKey;
 use holdfast_escrow::session::{Diff, FrozenConfig, Hash, Tx, digest};
-use holdfast_gateway::core::api::{CallError, HostCall, HostReply};
+use holdfast_gateway::core::{CallError, HostCall, HostReply};
 use holdfast_proto::holdfast::host::v1 as pb;
 use pb::escrow_error::Code;
 use pb::infer_response::Event;

@@ -9,13 +9,14 @@ use holdfast_escrow::session::{
     ApplyError, Diff, FrozenConfig, Hash, InferenceStatus, KIND_CANCELLED, State, Tx, TxKey, apply, check_tx,
     digest,
 };
-use holdfast_gateway::core::api::{HostCall, HostReply};
+use holdfast_gateway::core::{HostCall, HostReply};
+use holdfast_host::auth;
 use holdfast_proto::holdfast::host::v1 as pb;
 use holdfast_types::Address;
 use pb::escrow_error::Code;
 use sha2::{Digest as _, Sha256};
 
-use super::cast::Member;
+use super::cast::{Cast, Member};
 use super::replica::{Answer, Image, Job, JobEnd, Replica, error};
 
 #[derive(Clone)]
@@ -57,18 +58,26 @@ pub(super) struct ModelHost {
     me: Address,
     terms: Arc<FrozenConfig>,
     consent: bool,
+    gateway: SecretKey,
     boot_id: String,
     disk: Disk,
     jobs: Vec<Job>,
 }
 
 impl ModelHost {
-    pub(super) fn open(member: &Member, terms: Arc<FrozenConfig>, boot_id: String, disk: Disk) -> Self {
+    pub(super) fn open(
+        member: &Member,
+        cast: &Cast,
+        terms: Arc<FrozenConfig>,
+        boot_id: String,
+        disk: Disk,
+    ) -> Self {
         let mut host = Self {
             key: member.key.clone(),
             me: member.address,
             terms,
             consent: member.consent,
+            gateway: cast.gateway_key.clone(),
             boot_id,
             disk,
             jobs: Vec::new(),
@@ -312,6 +321,7 @@ impl ModelHost {
 
     fn cancel(
         &mut self,
+        unix_ms: u64,
         request: &pb::CancelInferenceRequest,
     ) -> Result<pb::CancelInferenceResponse, pb::EscrowError> {
         use pb::cancel_inference_response::State as Stand;
@@ -322,7 +332,11 @@ impl ModelHost {
             Some((false, _)) => Stand::Ended,
             Some((true, tokens)) => {
                 self.ended(0, id, &JobEnd::Failed { kind: KIND_CANCELLED, tokens });
-                let signed = pb::SignedCancel { request: Some(request.clone()), auth: vec![1] };
+                let terms = &self.terms;
+                let (chain, escrow) = (&terms.chain_id, terms.escrow_id);
+                // The metadata of the call.
+                let auth = auth::sign(&self.gateway, chain, escrow, "CancelInference", request, unix_ms);
+                let signed = pb::SignedCancel { request: Some(request.clone()), auth };
                 if let Some(work) = self.session_mut()?.work.get_mut(&id) {
                     work.cancel = Some(signed);
                 }
@@ -423,7 +437,7 @@ impl Replica for ModelHost {
                 HostReply::Teach(pb::TeachResponse { applied })
             }
             HostCall::Infer(request) => return Ok(Answer::Stream(self.infer(unix_ms, request)?)),
-            HostCall::Cancel(request) => HostReply::Cancel(self.cancel(request)?),
+            HostCall::Cancel(request) => HostReply::Cancel(self.cancel(unix_ms, request)?),
             HostCall::GetSignatures(request) => HostReply::GetSignatures(self.get_signatures(request)?),
             HostCall::GetPending(_) => {
                 HostReply::GetPending(pb::GetPendingResponse { txs: Self::pending(self.session()?) })
@@ -442,7 +456,7 @@ impl Replica for ModelHost {
                         let request = pb::ChallengeStartRequest {
                             escrow_id: request.escrow_id,
                             inference_id: request.inference_id,
-                            diffs: Vec::new(),
+                            diffs: request.diffs.clone(),
                             body: request.body.clone(),
                         };
                         return Ok(Answer::Challenge { executor, request });

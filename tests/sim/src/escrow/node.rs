@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use holdfast_escrow::session::FrozenConfig;
-use holdfast_gateway::core::api::CallId;
+use holdfast_gateway::core::CallId;
 use holdfast_host::store::MemDb;
 
 use super::cast::{Cast, Member};
@@ -100,7 +100,7 @@ impl Node {
         self.boot += 1;
         let (terms, boot_id) = (self.terms(cast), format!("boot-{}", self.boot));
         let mut replica: Box<dyn Replica> = match &self.image {
-            Image::Model(disk) => Box::new(ModelHost::open(&self.member, terms, boot_id, (**disk).clone())),
+            Image::Model(disk) => Box::new(ModelHost::open(&self.member, cast, terms, boot_id, (**disk).clone())),
             Image::Real(db) => Box::new(RealHost::open(&self.member, cast, terms, boot_id, db.clone())),
         };
         if self.closed {

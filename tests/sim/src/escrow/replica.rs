@@ -1,6 +1,6 @@
 //! A host process as the simulated network sees it.
 
-use holdfast_gateway::core::api::{HostCall, HostReply};
+use holdfast_gateway::core::{HostCall, HostReply};
 use holdfast_host::store::MemDb;
 use holdfast_proto::holdfast::host::v1 as pb;
 use holdfast_types::Address;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use holdfast_escrow::session::settle::{Mode, Settlement, verify};
 use holdfast_escrow::session::{Diff, FrozenConfig, Hash, HostStats, Signature, Tx, digest, recover};
-use holdfast_gateway::core::api::{CallError, CallId, ClientEvent, FlagView, HostCall, HostReply, RepairView};
+use holdfast_gateway::core::{CallError, CallId, ClientEvent, FlagView, HostCall, HostReply, RepairView};
 use holdfast_proto::holdfast::host::v1 as pb;
 use holdfast_types::Address;
 

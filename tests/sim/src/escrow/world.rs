@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use holdfast_escrow::session::Phase;
 use holdfast_gateway::core::GatewayCore;
-use holdfast_gateway::core::api::{
+use holdfast_gateway::core::{
     CallError, CallId, ChainNews, ClientEvent, Effect, Event, FlagView, HostCall, HostReply, Now, PermitPool,
     RetireReason, UserRequest, Verb,
 };
@@ -224,6 +224,10 @@ impl<'a> World<'a> {
 
     pub(super) fn core(&self) -> Option<&GatewayCore> {
         self.gateway.core.as_ref()
+    }
+
+    pub(super) fn clocks_moved(&self) -> bool {
+        self.clocks_moved
     }
 
     pub(super) fn damaged(&self) -> bool {
