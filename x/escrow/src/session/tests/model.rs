@@ -146,7 +146,7 @@ proptest! {
                 books.balance -= 100;
                 books.fees += 100;
             }
-            if nonce % SEAL_INTERVAL == 0 {
+            if nonce.is_multiple_of(SEAL_INTERVAL) {
                 books.open.retain(|id, status| *status != 'e' || id + 20 > nonce);
             }
             if books.finalized_at.is_some_and(|at| at + 4 == nonce) {
