@@ -352,6 +352,14 @@ impl<'a> World<'a> {
             Err(error) => return breach(Law::GatewayOpens, error.to_string()),
         };
         self.say(|| format!("gateway starts at nonce {}", core.state().nonce()));
+        if let Some(nonce) = core.corrupt_at() {
+            // It keeps its log for a dispute and signs nothing more.
+            if self.gateway.damaged {
+                self.end(Over::Lost);
+                return Ok(());
+            }
+            return breach(Law::GatewayOpens, format!("it finds itself corrupt at nonce {nonce}"));
+        }
         let first = self.gateway.boot == 1;
         let flags = by_address(core.flags());
         let log = core.diffs(1, usize::MAX);
