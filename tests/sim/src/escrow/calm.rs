@@ -70,7 +70,10 @@ impl World<'_> {
         if let Err(breach) = self.settled_repairs() {
             if age_ms <= self.bound_ms() {
                 let wait_ms = if age_ms < MINUTE { 5_000 } else { 20_000 };
-                self.small_request()?;
+                // Alone, in twos and in threes, so that no rhythm spares a slot.
+                for _ in 0..=self.calm.names % 3 {
+                    self.small_request()?;
+                }
                 self.pulse_after(wait_ms);
                 return Ok(());
             }
@@ -115,11 +118,12 @@ impl World<'_> {
         Ok(())
     }
 
-    /// No nonce or coin is left for work.
+    /// No nonce, coin or room for records is left for work.
     fn out_of_means(&self) -> bool {
         let ledger = &self.watch.ledger;
         let terms = &self.cast.terms;
         ledger.nonce + terms.group_size() + 8 > terms.max_nonce
+            || terms.max_live < 1_024
             || ledger.balance < 200 * terms.token_price + 20 * terms.fee_per_nonce
             || self.core().is_some_and(|core| !core.takes_requests())
     }

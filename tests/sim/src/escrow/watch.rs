@@ -370,6 +370,14 @@ impl Watch {
         }
     }
 
+    /// The end of a stream, before the gateway hears it.
+    pub(super) fn stream_end(&mut self, call_id: CallId, result: &Result<(), CallError>) {
+        self.proofs.clear();
+        if let (Some(asked), Err(CallError::Host(error))) = (self.asked.get(&call_id).copied(), result) {
+            self.refused(asked.participant, error);
+        }
+    }
+
     /// Any other event: it proves nothing.
     pub(super) fn silence(&mut self) {
         self.proofs.clear();

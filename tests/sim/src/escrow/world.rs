@@ -424,6 +424,7 @@ impl<'a> World<'a> {
         match &event {
             Event::CallDone { call_id, result } => self.watch.reply(*call_id, result),
             Event::StreamItem { call_id, event } => self.watch.piece(*call_id, event),
+            Event::StreamEnded { call_id, result } => self.watch.stream_end(*call_id, result),
             _ => self.watch.silence(),
         }
         if self.trace && !matches!(event, Event::Tick) {
@@ -1023,7 +1024,7 @@ impl<'a> World<'a> {
                 *until = (*until).min(now_ms);
             }
         }
-        self.gateway.fault = None;
+        // A commit that was to go wrong still does: it cannot be taken back.
         if self.gateway.core.is_none() {
             self.after(1, Do::GatewayStart);
         }
