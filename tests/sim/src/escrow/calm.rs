@@ -17,7 +17,7 @@ const FIRST_NAME: u64 = 1_000_000;
 pub(super) struct Calm {
     begun: bool,
     names: u64,
-    forced: bool,
+    forced: u64,
     second_heal: bool,
     pub(super) finalized: bool,
     finalized_ms: u64,
@@ -59,8 +59,8 @@ impl World<'_> {
             self.calm.second_heal = true;
             self.heal(|heal| heal != Heal::Never);
         }
-        if age_ms > 16 * MINUTE && !self.calm.forced {
-            self.calm.forced = true;
+        if age_ms > (16 + 5 * self.calm.forced) * MINUTE {
+            self.calm.forced += 1;
             self.force_the_rest()?;
         }
         self.watch.overdue(self.now_ms(), 5 * MINUTE)?;
@@ -70,8 +70,8 @@ impl World<'_> {
         if let Err(breach) = self.settled_repairs() {
             if age_ms <= self.bound_ms() {
                 let wait_ms = if age_ms < MINUTE { 5_000 } else { 20_000 };
-                // Alone, in twos and in threes, so that no rhythm spares a slot.
-                for _ in 0..=self.calm.names % 3 {
+                // In irregular numbers, so that no rhythm spares a slot.
+                for _ in 0..=self.some(3) {
                     self.small_request()?;
                 }
                 self.pulse_after(wait_ms);

@@ -93,6 +93,8 @@ struct Gateway {
     fault: Option<(u64, Commit, bool, u64)>,
     damaged: bool,
     absent: Vec<Address>,
+    /// The chain paid the escrow.
+    paid: bool,
 }
 
 /// How a run ended.
@@ -145,6 +147,7 @@ impl<'a> World<'a> {
                 fault: None,
                 damaged: false,
                 absent: Vec::new(),
+                paid: false,
             },
             now_ms: BEGIN_MS,
             seq: 0,
@@ -253,6 +256,11 @@ impl<'a> World<'a> {
         self.at(self.now_ms + ms, what);
     }
 
+    /// 0 to `most`.
+    pub(super) fn some(&mut self, most: usize) -> usize {
+        self.net.below(most + 1)
+    }
+
     pub(super) fn pulse_after(&mut self, ms: u64) {
         self.after(ms, Do::Pulse);
     }
@@ -308,6 +316,7 @@ impl<'a> World<'a> {
             }
             Do::CutEnds => Ok(()),
             Do::Settled => {
+                self.gateway.paid = true;
                 for node in &mut self.nodes {
                     node.close();
                 }
@@ -372,6 +381,10 @@ impl<'a> World<'a> {
         }
         self.watch.silence();
         self.look(effects)?;
+        if self.gateway.paid {
+            // What it missed, its driver reads from the chain.
+            return self.tell(Event::Chain(ChainNews::Settled));
+        }
         if !self.gateway.absent.is_empty() {
             self.tell(Event::Chain(ChainNews::Absent(self.gateway.absent.clone())))?;
         }
@@ -978,6 +991,10 @@ impl<'a> World<'a> {
                 self.after(for_ms, Do::Excused(Vec::new()));
                 self.gateway.absent.clone_from(&list);
                 self.tell(Event::Chain(ChainNews::Absent(list)))
+            }
+            What::Finalize if self.gateway.core.is_none() => {
+                self.after(1_000, Do::Item(number));
+                Ok(())
             }
             What::Finalize => {
                 self.calm.finalized = true;
