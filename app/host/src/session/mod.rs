@@ -22,11 +22,13 @@
 #![allow(clippy::result_large_err)]
 
 mod calls;
-mod errors;
+pub(crate) mod errors;
 mod recover;
 mod replica;
 mod rows;
 pub mod rules;
+#[cfg(test)]
+pub(crate) mod tests;
 mod vote;
 mod work;
 
@@ -195,6 +197,12 @@ impl HostCore {
     pub fn escrows(&self) -> Vec<u64> {
         let live = self.rows.iter().filter(|(_, row)| row.presence == Presence::Live);
         live.map(|(escrow_id, _)| *escrow_id).collect()
+    }
+
+    /// Escrows that were ever bound here.
+    #[must_use]
+    pub fn known(&self) -> Vec<u64> {
+        self.rows.keys().copied().collect()
     }
 
     /// Terms of a session that was bound here.
