@@ -43,21 +43,38 @@ impl Sessions {
         let (inference, escrow) = (request.inference_id, request.escrow_id);
         let answer = match url {
             None => None,
-            Some(url) => {
-                let now_ms = self.shared.clock.unix_ms();
-                let asked =
-                    client::challenge_start(&url, &self.shared.key, &self.shared.chain_id, request, now_ms);
-                match timeout(CHALLENGE, asked).await {
-                    Ok(Ok(answer)) => Some(answer),
-                    Ok(Err(status)) => {
-                        tracing::info!(escrow, inference, %status, "a challenged executor refused");
-                        None
-                    }
-                    Err(_) => None,
+            Some(url) => match timeout(CHALLENGE, self.challenge(&url, request)).await {
+                Ok(Ok(answer)) => Some(answer),
+                Ok(Err(status)) => {
+                    tracing::info!(escrow, inference, %status, "a challenged executor refused");
+                    None
                 }
-            }
+                Err(_) => None,
+            },
         };
         self.core(move |core| core.vote_answered(&ticket, answer.as_ref())).await
+    }
+
+    /// Asks the executor at `url`; while it is behind, with more of what it lacks.
+    async fn challenge(
+        &self,
+        url: &str,
+        mut request: pb::ChallengeStartRequest,
+    ) -> Result<pb::ChallengeStartResponse, Status> {
+        loop {
+            let now_ms = self.shared.clock.unix_ms();
+            let (key, chain_id) = (&self.shared.key, &self.shared.chain_id);
+            let status = match client::challenge_start(url, key, chain_id, request.clone(), now_ms).await {
+                Ok(answer) => return Ok(answer),
+                Err(status) => status,
+            };
+            let error = wire::escrow_error(&status);
+            if error.code() != pb::escrow_error::Code::Behind {
+                return Err(status);
+            }
+            let again = self.core(move |core| core.challenge_with_log(&request, error.have_nonce)).await?;
+            request = again.ok_or(status)?;
+        }
     }
 
     pub(crate) async fn challenge_start(

@@ -239,6 +239,17 @@ impl HostCore {
         let count = if request.max == 0 { GET_DIFFS_MAX } else { request.max.min(GET_DIFFS_MAX) };
         let first = request.from.max(1);
         let last = have.min(first.saturating_add(u64::from(count)).saturating_sub(1));
+        let diffs = self.logged(escrow_id, first, last)?;
+        Ok(pb::GetDiffsResponse { diffs })
+    }
+
+    /// Signed diffs of the log, as many as a call carries.
+    pub(super) fn logged(
+        &self,
+        escrow_id: u64,
+        first: u64,
+        last: u64,
+    ) -> Result<Vec<Vec<u8>>, pb::EscrowError> {
         let (mut diffs, mut bytes) = (Vec::new(), 0usize);
         for nonce in first..=last {
             let row = LOG.load(read(self.db.as_ref()), &(escrow_id, nonce));
@@ -249,7 +260,7 @@ impl HostCore {
             }
             diffs.push(diff);
         }
-        Ok(pb::GetDiffsResponse { diffs })
+        Ok(diffs)
     }
 
     /// Drops the replica: its log and snapshots. What this host did about inferences stays, so that none runs twice and

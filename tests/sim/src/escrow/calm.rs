@@ -28,9 +28,7 @@ pub(super) struct Calm {
 impl World<'_> {
     /// Weight of those who compute what we compute.
     fn honest_weight(&self) -> u64 {
-        let honest = self.nodes.iter().filter(|node| {
-            !node.member.wrong_terms && node.mask.fork.is_none()
-        });
+        let honest = self.nodes.iter().filter(|node| !node.member.wrong_terms && node.mask.fork.is_none());
         honest.map(|node| self.cast.terms.weight(&node.member.address)).sum()
     }
 
@@ -193,7 +191,10 @@ impl World<'_> {
             let enough = votes * 10_000 > eligible * u64::from(terms.vote_threshold_bp);
             let late = entry.started_at + longest_s < now_s;
             if entry.end.is_none() && late && enough && !self.damaged() && !self.clocks_moved() {
-                return breach(Law::DispatchEnds, format!("start {id} is open after {longest_s} s: {entry:?}"));
+                return breach(
+                    Law::DispatchEnds,
+                    format!("start {id} is open after {longest_s} s: {entry:?}"),
+                );
             }
         }
         Ok(())

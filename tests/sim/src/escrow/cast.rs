@@ -61,7 +61,13 @@ impl Cast {
     pub(super) fn draw(seed: u64, programs: Programs) -> Self {
         let mut rng = Rng::new(seed, "escrow cast");
         let owners = *rng.pick(&[1, 2, 3, 3, 4, 4, 5, 6, 7, 8]);
-        let spare = if owners < 4 { rng.below(4 - owners) } else if owners >= 6 { rng.below(3) } else { 0 };
+        let spare = if owners < 4 {
+            rng.below(4 - owners)
+        } else if owners >= 6 {
+            rng.below(3)
+        } else {
+            0
+        };
         let mut slots: Vec<usize> = (0..owners).collect();
         let size = owners + spare;
         for _ in 0..spare {

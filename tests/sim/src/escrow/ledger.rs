@@ -115,7 +115,11 @@ impl Ledger {
             self.frozen = true;
         }
         let sum = self.balance + self.reserved() + self.cost() + self.fees;
-        if sum == self.amount { Ok(()) } else { Err(format!("{sum} coins in the books, {} put in", self.amount)) }
+        if sum == self.amount {
+            Ok(())
+        } else {
+            Err(format!("{sum} coins in the books, {} put in", self.amount))
+        }
     }
 
     fn book_tx(&mut self, nonce: u64, tx: &Tx) -> Result<(), String> {
@@ -186,7 +190,8 @@ impl Ledger {
     fn close(&mut self, id: u64, end: End, cost: u128) -> Result<(), String> {
         let entry = *self.open(id)?;
         let held = self.cost_of(entry.limits);
-        self.balance += held.checked_sub(cost).ok_or_else(|| format!("start {id} costs above its reserve"))?;
+        self.balance +=
+            held.checked_sub(cost).ok_or_else(|| format!("start {id} costs above its reserve"))?;
         self.open(id)?.end = Some(end);
         let row = &mut self.rows[entry.slot];
         row.cost += cost;

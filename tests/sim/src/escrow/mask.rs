@@ -55,7 +55,13 @@ impl Face<'_> {
     }
 
     /// Signs another root, and answers the challenge over it.
-    fn resign(&self, nonce: u64, root: &mut Vec<u8>, sig: &mut Vec<u8>, fresh: &mut Option<pb::Verification>) {
+    fn resign(
+        &self,
+        nonce: u64,
+        root: &mut Vec<u8>,
+        sig: &mut Vec<u8>,
+        fresh: &mut Option<pb::Verification>,
+    ) {
         let other = other_root(root);
         *root = other.to_vec();
         let (chain, escrow) = (&self.terms.chain_id, self.terms.escrow_id);
@@ -309,7 +315,8 @@ fn forked(
     let decoded: Vec<Diff> = diffs.iter().filter_map(|bytes| Diff::from_bytes(bytes).ok()).collect();
     let have = host.nonce();
     // Those it has applied before the fork began are no news to it.
-    let Some(first) = decoded.iter().find(|diff| diff.nonce >= fork.from && have.is_none_or(|n| diff.nonce > n))
+    let Some(first) =
+        decoded.iter().find(|diff| diff.nonce >= fork.from && have.is_none_or(|n| diff.nonce > n))
     else {
         return host.call(unix_ms, call);
     };

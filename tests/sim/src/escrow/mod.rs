@@ -68,7 +68,12 @@ impl fmt::Display for Failure {
     }
 }
 
-fn attempt(cast: &Cast, schedule: &Schedule, numbers: &[usize], trace: bool) -> Result<Totals, (String, String)> {
+fn attempt(
+    cast: &Cast,
+    schedule: &Schedule,
+    numbers: &[usize],
+    trace: bool,
+) -> Result<Totals, (String, String)> {
     let played = catch_unwind(AssertUnwindSafe(|| World::new(cast, schedule, numbers, trace).play()));
     match played {
         Ok(Ok(totals)) => Ok(totals),

@@ -156,15 +156,15 @@ impl ModelHost {
                 }
                 let state = &session.state;
                 session.pool.retain(|_, waiting| {
-                    waiting.tx.inference_id().is_none_or(|id| {
-                        state.record(id).is_some_and(|record| record.status.is_open())
-                    })
+                    waiting
+                        .tx
+                        .inference_id()
+                        .is_none_or(|id| state.record(id).is_some_and(|record| record.status.is_open()))
                 });
                 Ok(())
             }
             Err(ApplyError::RootMismatch { nonce, computed, digest, .. }) => {
-                let refusal =
-                    digest::refusal(&terms.chain_id, terms.escrow_id, nonce, &digest, &computed);
+                let refusal = digest::refusal(&terms.chain_id, terms.escrow_id, nonce, &digest, &computed);
                 Err(pb::EscrowError {
                     have_nonce: have,
                     nonce,
@@ -275,7 +275,8 @@ impl ModelHost {
         if let Some(work) = session.work.get(&id) {
             return Ok(work.receipt.clone());
         }
-        if record.status != InferenceStatus::Pending || record.prompt_hash != <[u8; 32]>::from(Sha256::digest(body))
+        if record.status != InferenceStatus::Pending
+            || record.prompt_hash != <[u8; 32]>::from(Sha256::digest(body))
         {
             return Err(error(Code::Policy));
         }
@@ -360,7 +361,15 @@ impl ModelHost {
         let (root, state_signature, stale, verification) =
             self.signature_at(nonce, request.challenge.as_ref())?;
         let withheld = state_signature.is_empty();
-        Ok(pb::GetSignaturesResponse { have_nonce, nonce, root, state_signature, withheld, stale, verification })
+        Ok(pb::GetSignaturesResponse {
+            have_nonce,
+            nonce,
+            root,
+            state_signature,
+            withheld,
+            stale,
+            verification,
+        })
     }
 
     fn reset(
@@ -477,16 +486,25 @@ impl Replica for ModelHost {
         let Some(answer) = answer else { return self.ballot(request, true, Vec::new()) };
         let valid = |bytes: &Vec<u8>| Tx::from_bytes(bytes).ok();
         let cancelled = |tx: &Tx| matches!(tx, Tx::ReportError { kind: KIND_CANCELLED, .. });
-        let outcome =
-            valid(&answer.outcome).filter(|tx| !cancelled(tx) || answer.cancel.is_some());
+        let outcome = valid(&answer.outcome).filter(|tx| !cancelled(tx) || answer.cancel.is_some());
         let against = match request.reason {
             1 => valid(&answer.receipt).is_some() || outcome.is_some(),
             _ => outcome.is_some(),
         };
-        let txs: Vec<Vec<u8>> =
-            [answer.receipt, outcome.map_or_else(Vec::new, |tx| tx.to_bytes())].into();
+        let txs: Vec<Vec<u8>> = [answer.receipt, outcome.map_or_else(Vec::new, |tx| tx.to_bytes())].into();
         let txs = if against { txs.into_iter().filter(|tx| !tx.is_empty()).collect() } else { Vec::new() };
         self.ballot(request, !against, txs)
+    }
+
+    fn challenge_with_log(
+        &mut self,
+        request: &pb::ChallengeStartRequest,
+        have: u64,
+    ) -> Option<pb::ChallengeStartRequest> {
+        let log = &self.disk.session.as_ref()?.diffs;
+        let diffs: Vec<Vec<u8>> = log.range(have + 1..).map(|(_, (_, bytes))| bytes.clone()).collect();
+        let news = !diffs.is_empty() && diffs.first() != request.diffs.first();
+        news.then(|| pb::ChallengeStartRequest { diffs, ..request.clone() })
     }
 
     fn challenge(
@@ -531,7 +549,8 @@ impl Replica for ModelHost {
         let tx = match end {
             JobEnd::Done { text, tokens } => {
                 // The host clamps what it reports.
-                let (input_tokens, output_tokens) = (9.min(record.input_limit), (*tokens).min(record.output_limit));
+                let (input_tokens, output_tokens) =
+                    (9.min(record.input_limit), (*tokens).min(record.output_limit));
                 let response_hash = Sha256::digest(text).into();
                 let digest =
                     digest::finish(chain, escrow, id, slot, input_tokens, output_tokens, &response_hash);

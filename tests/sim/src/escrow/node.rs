@@ -100,7 +100,9 @@ impl Node {
         self.boot += 1;
         let (terms, boot_id) = (self.terms(cast), format!("boot-{}", self.boot));
         let mut replica: Box<dyn Replica> = match &self.image {
-            Image::Model(disk) => Box::new(ModelHost::open(&self.member, cast, terms, boot_id, (**disk).clone())),
+            Image::Model(disk) => {
+                Box::new(ModelHost::open(&self.member, cast, terms, boot_id, (**disk).clone()))
+            }
             Image::Real(db) => Box::new(RealHost::open(&self.member, cast, terms, boot_id, db.clone())),
         };
         if self.closed {

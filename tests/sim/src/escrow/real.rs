@@ -113,10 +113,8 @@ impl Replica for RealHost {
             HostCall::Infer(request) => {
                 let step = self.core.infer(unix_ms / 1000, request)?;
                 self.begin(step.start);
-                let mut pieces = vec![
-                    Event::Applied(step.applied),
-                    Event::Receipt(pb::Receipt { tx: step.receipt }),
-                ];
+                let mut pieces =
+                    vec![Event::Applied(step.applied), Event::Receipt(pb::Receipt { tx: step.receipt })];
                 pieces.extend(step.ended.and_then(|(tx, reason)| last_piece(tx, reason)));
                 return Ok(Answer::Stream(pieces));
             }
@@ -141,7 +139,9 @@ impl Replica for RealHost {
                 VoteStep::Ask { executor, request, ticket } => {
                     // One reason at a time is open for an inference; the second half names it.
                     let reason = match self.core.state(self.terms.escrow_id) {
-                        Ok(state) => state.record(request.inference_id).map_or(1, |record| record.status as u32 + 1),
+                        Ok(state) => {
+                            state.record(request.inference_id).map_or(1, |record| record.status as u32 + 1)
+                        }
                         Err(_) => 1,
                     };
                     self.tickets.insert((request.inference_id, reason), ticket);
@@ -166,6 +166,14 @@ impl Replica for RealHost {
         let ticket = self.tickets.remove(&(request.inference_id, request.reason));
         let ticket = ticket.ok_or_else(|| error(Code::Unavailable))?;
         self.core.vote_answered(&ticket, answer.as_ref())
+    }
+
+    fn challenge_with_log(
+        &mut self,
+        request: &pb::ChallengeStartRequest,
+        have: u64,
+    ) -> Option<pb::ChallengeStartRequest> {
+        self.core.challenge_with_log(request, have).ok().flatten()
     }
 
     fn challenge(

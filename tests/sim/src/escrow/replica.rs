@@ -74,6 +74,12 @@ pub(super) trait Replica {
         request: &pb::VoteTimeoutRequest,
         answer: Option<pb::ChallengeStartResponse>,
     ) -> Result<pb::VoteTimeoutResponse, pb::EscrowError>;
+    /// The challenge again for an executor that has only the diffs up to `have`.
+    fn challenge_with_log(
+        &mut self,
+        request: &pb::ChallengeStartRequest,
+        have: u64,
+    ) -> Option<pb::ChallengeStartRequest>;
     /// Another host asks.
     fn challenge(
         &mut self,

@@ -182,13 +182,7 @@ pub(super) enum What {
     /// The client of the `n`th item is gone.
     Leave(usize),
     /// A bad line for a while.
-    Line {
-        host: usize,
-        lost_pct: usize,
-        twice_pct: usize,
-        delay_ms: u64,
-        for_ms: u64,
-    },
+    Line { host: usize, lost_pct: usize, twice_pct: usize, delay_ms: u64, for_ms: u64 },
     /// No line for a while.
     Cut { host: usize, for_ms: u64 },
     /// The process of a host dies.
@@ -354,7 +348,10 @@ impl fmt::Display for Item {
             ),
             What::Cut { host, for_ms } => write!(f, "host{host}: cut off for {for_ms} ms"),
             What::Crash { host, store, power_cut, down_ms } => {
-                write!(f, "host{host}: crash, power cut {power_cut}, store {store:?}, back after {down_ms} ms")
+                write!(
+                    f,
+                    "host{host}: crash, power cut {power_cut}, store {store:?}, back after {down_ms} ms"
+                )
             }
             What::Fork { host, after, how, heal } => {
                 write!(f, "host{host}: forks {after} nonces later, {how:?}, healed by {heal:?}")

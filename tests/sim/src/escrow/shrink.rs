@@ -3,7 +3,11 @@
 use std::time::{Duration, Instant};
 
 /// Leaves out parts of `items`, halves first, as long as `fails` holds of the rest; stops when the time is up.
-pub(super) fn shrink(items: Vec<usize>, limit: Duration, mut fails: impl FnMut(&[usize]) -> bool) -> Vec<usize> {
+pub(super) fn shrink(
+    items: Vec<usize>,
+    limit: Duration,
+    mut fails: impl FnMut(&[usize]) -> bool,
+) -> Vec<usize> {
     let begun = Instant::now();
     let mut kept = items;
     let mut part = kept.len().div_ceil(2);

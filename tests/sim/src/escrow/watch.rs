@@ -119,7 +119,9 @@ struct Asked {
 /// A client's request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Client {
-    Waits { until_ms: u64 },
+    Waits {
+        until_ms: u64,
+    },
     Left,
     Ended,
     /// The gateway died below it.
@@ -391,7 +393,8 @@ impl Watch {
     /// A state signature over another root than ours, at a nonce we hold, is a signed mismatch.
     fn signed(&mut self, asked: Asked, nonce: u64, root: &[u8], signature: &[u8]) {
         let (Some(root), Some(ours)) = (hash(root), self.log.get(&nonce)) else { return };
-        if root != ours.root && self.speaks_for(&asked.participant, &self.state_digest(nonce, &root), signature)
+        if root != ours.root
+            && self.speaks_for(&asked.participant, &self.state_digest(nonce, &root), signature)
         {
             self.guilty.insert(asked.participant);
         }
@@ -563,8 +566,7 @@ impl Watch {
         for (owner, outcomes) in &payout.outcomes {
             let rows = ledger.rows.iter().zip(&self.terms.slots).filter(|(_, held)| *held == owner);
             let ours = rows.fold([0u64; 6], |mut sum, (row, _)| {
-                let counts =
-                    [row.started, row.completed, row.missed, row.errored, row.released, row.drained];
+                let counts = [row.started, row.completed, row.missed, row.errored, row.released, row.drained];
                 sum.iter_mut().zip(counts).for_each(|(total, count)| *total += count);
                 sum
             });

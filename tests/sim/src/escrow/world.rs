@@ -38,19 +38,52 @@ const CHALLENGE_MS: u64 = 10_000;
 enum Do {
     Item(usize),
     /// A call reaches a host. `echo`: it came twice, the second answer goes nowhere.
-    Arrive { host: usize, gateway_boot: u64, call_id: CallId, call: Rc<HostCall>, echo: bool },
+    Arrive {
+        host: usize,
+        gateway_boot: u64,
+        call_id: CallId,
+        call: Rc<HostCall>,
+        echo: bool,
+    },
     /// Something reaches the gateway.
-    Back { gateway_boot: u64, call_id: CallId, what: Back },
-    CallTimeout { gateway_boot: u64, call_id: CallId },
-    Wake { gateway_boot: u64, number: u64 },
+    Back {
+        gateway_boot: u64,
+        call_id: CallId,
+        what: Back,
+    },
+    CallTimeout {
+        gateway_boot: u64,
+        call_id: CallId,
+    },
+    Wake {
+        gateway_boot: u64,
+        number: u64,
+    },
     GatewayStart,
-    HostStart { host: usize },
-    Announce { host: usize, boot: u64 },
-    JobStep { host: usize, boot: u64, id: u64 },
+    HostStart {
+        host: usize,
+    },
+    Announce {
+        host: usize,
+        boot: u64,
+    },
+    JobStep {
+        host: usize,
+        boot: u64,
+        id: u64,
+    },
     /// A challenge reaches the executor.
-    Challenge { from: usize, to: usize, ask: Rc<pb::ChallengeStartRequest>, vote: Ballot },
+    Challenge {
+        from: usize,
+        to: usize,
+        ask: Rc<pb::ChallengeStartRequest>,
+        vote: Ballot,
+    },
     /// The voter hears of it.
-    Challenged { vote: Ballot, answer: Option<pb::ChallengeStartResponse> },
+    Challenged {
+        vote: Ballot,
+        answer: Option<pb::ChallengeStartResponse>,
+    },
     Excused(Vec<Address>),
     CutEnds,
     Settled,
@@ -186,7 +219,8 @@ impl<'a> World<'a> {
             };
             self.now_ms = at_ms;
             self.watch.totals.steps += 1;
-            self.steps_now = if self.steps_now.0 == at_ms { (at_ms, self.steps_now.1 + 1) } else { (at_ms, 1) };
+            self.steps_now =
+                if self.steps_now.0 == at_ms { (at_ms, self.steps_now.1 + 1) } else { (at_ms, 1) };
             if self.watch.totals.steps > STEPS_MAX || self.steps_now.1 > STEPS_PER_MS {
                 return breach(Law::NoBusyLoop, format!("{} steps", self.watch.totals.steps));
             }
@@ -407,10 +441,8 @@ impl<'a> World<'a> {
             return true;
         }
         // The process lives, its store takes nothing more; somebody restarts it.
-        self.items.insert(
-            usize::MAX,
-            Item { at_ms: self.since(), what: What::Kill { power_cut: false, down_ms } },
-        );
+        self.items
+            .insert(usize::MAX, Item { at_ms: self.since(), what: What::Kill { power_cut: false, down_ms } });
         self.after(700, Do::Item(usize::MAX));
         false
     }
@@ -520,7 +552,10 @@ impl<'a> World<'a> {
                     RetireReason::Settled => self.end(Over::Settled),
                     RetireReason::SelfCorrupt { .. } if self.gateway.damaged => self.end(Over::Lost),
                     RetireReason::SelfCorrupt { nonce } => {
-                        return breach(Law::GatewayOpens, format!("it finds itself corrupt at nonce {nonce}"));
+                        return breach(
+                            Law::GatewayOpens,
+                            format!("it finds itself corrupt at nonce {nonce}"),
+                        );
                     }
                     RetireReason::Stopped => {}
                 }
@@ -639,8 +674,7 @@ impl<'a> World<'a> {
             return Ok(());
         };
         let face = Face { key: &node.member.key, terms: &self.cast.terms };
-        let outcome =
-            node.mask.answer(replica.as_mut(), &face, &mut self.net, (now_ms, unix_ms), call);
+        let outcome = node.mask.answer(replica.as_mut(), &face, &mut self.net, (now_ms, unix_ms), call);
         let dropped = matches!(&outcome, Outcome::Answer(Answer::Reply(HostReply::ResetSession(_))));
         if dropped {
             node.memory += 1;
@@ -710,12 +744,29 @@ impl<'a> World<'a> {
     fn challenge(&mut self, from: usize, to: usize, ask: &pb::ChallengeStartRequest, vote: Ballot) -> Check {
         let unix_ms = self.host_unix_ms(to);
         let caller = self.nodes[from].member.address;
-        let node = &mut self.nodes[to];
+        let node = &self.nodes[to];
         // A host that will not work does not work for a voter either.
         let unwilling = node.mask.in_mood(self.now_ms, Mood::Refuses)
             || node.mask.fork.is_some_and(|fork| fork.how != super::schedule::Fork::Careless);
-        let Some(replica) = node.replica.as_mut().filter(|_| !unwilling) else { return Ok(()) };
-        let answer = replica.challenge(unix_ms, &caller, ask).ok();
+        if unwilling {
+            return Ok(());
+        }
+        let mut ask = ask.clone();
+        let answer = loop {
+            let Some(executor) = &mut self.nodes[to].replica else { return Ok(()) };
+            match executor.challenge(unix_ms, &caller, &ask) {
+                Ok(answer) => break Some(answer),
+                Err(error) if error.code() == pb::escrow_error::Code::Behind => {
+                    // The voter lends its log.
+                    let voter = self.nodes[from].replica.as_mut();
+                    match voter.and_then(|voter| voter.challenge_with_log(&ask, error.have_nonce)) {
+                        Some(again) => ask = again,
+                        None => break None,
+                    }
+                }
+                Err(_) => break None,
+            }
+        };
         self.begin_jobs(to)?;
         if let (Some(answer), Some(out), Some(back)) = (answer, self.fly(to), self.fly(from)) {
             self.after(out + back, Do::Challenged { vote, answer: Some(answer) });
@@ -785,7 +836,8 @@ impl<'a> World<'a> {
         let timeout_ms = u64::from(self.cast.terms.execution_timeout_s) * 1_000;
         let now_ms = self.now_ms;
         let node = &mut self.nodes[host];
-        let Some(replica) = node.replica.as_mut().filter(|replica| node.boot == boot && replica.runs(id)) else {
+        let Some(replica) = node.replica.as_mut().filter(|replica| node.boot == boot && replica.runs(id))
+        else {
             node.jobs.remove(&id);
             return Ok(());
         };
@@ -793,9 +845,7 @@ impl<'a> World<'a> {
         let tokens = job.tokens.min(job.limit);
         let age_ms = now_ms - job.began_ms;
         let (end, wait_ms) = match job.fate {
-            Fate::Never if age_ms > 2 * timeout_ms => {
-                (Some(JobEnd::Failed { kind: 6, tokens: job.done }), 0)
-            }
+            Fate::Never if age_ms > 2 * timeout_ms => (Some(JobEnd::Failed { kind: 6, tokens: job.done }), 0),
             Fate::Late if age_ms > timeout_ms + 20_000 => {
                 (Some(JobEnd::Done { text: job.text.clone(), tokens: job.done }), 0)
             }
@@ -841,7 +891,14 @@ impl<'a> World<'a> {
 
     // ---- what the schedule says ----
 
-    pub(super) fn ask(&mut self, name: u64, filling: usize, limits: (u32, u32), work: Work, patience_ms: u64) -> Check {
+    pub(super) fn ask(
+        &mut self,
+        name: u64,
+        filling: usize,
+        limits: (u32, u32),
+        work: Work,
+        patience_ms: u64,
+    ) -> Check {
         if self.gateway.core.is_none() {
             return Ok(());
         }
@@ -1010,7 +1067,8 @@ impl<'a> World<'a> {
             Damage::Diff | Damage::Gap => &b"diffs"[..],
             Damage::Snapshot => b"snapshots",
         };
-        let found: Vec<_> = rows.iter().filter(|(key, _)| key.windows(space.len()).any(|w| w == space)).collect();
+        let found: Vec<_> =
+            rows.iter().filter(|(key, _)| key.windows(space.len()).any(|w| w == space)).collect();
         let Some((key, value)) = self.net.maybe(&found).copied() else { return };
         let mut value = value.clone();
         let at = self.net.below(value.len());
@@ -1096,9 +1154,13 @@ fn brief_call(call: &HostCall) -> String {
         HostCall::Teach(request) => {
             format!("Teach {} diffs, challenge {}", request.diffs.len(), request.challenge.is_some())
         }
-        HostCall::Infer(request) => format!("Infer {} with {} diffs", request.target_nonce, request.diffs.len()),
+        HostCall::Infer(request) => {
+            format!("Infer {} with {} diffs", request.target_nonce, request.diffs.len())
+        }
         HostCall::GetSignatures(request) => format!("GetSignatures {}", request.nonce),
-        HostCall::VoteTimeout(request) => format!("VoteTimeout {} reason {}", request.inference_id, request.reason),
+        HostCall::VoteTimeout(request) => {
+            format!("VoteTimeout {} reason {}", request.inference_id, request.reason)
+        }
         HostCall::Cancel(request) => format!("Cancel {} {}", request.inference_id, request.cause),
         HostCall::Bind(_) => "Bind".into(),
         HostCall::GetPending(_) => "GetPending".into(),
