@@ -48,6 +48,9 @@ pub use store::{Counters, StartKind};
 /// `FailureKind` of a stream that ended before its answer.
 const KIND_STREAM_RESET: i32 = 2;
 
+/// Effects held back while the store fails.
+const MAX_HELD: usize = 4096;
+
 /// What a call is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Purpose {
@@ -60,6 +63,7 @@ enum Purpose {
     Vote { id: u64 },
     Sign,
     Repair,
+    Refused { nonce: u64 },
     Probe { nonce: u64 },
     Census { about: Address, nonce: u64 },
     Above,
@@ -207,7 +211,8 @@ impl GatewayCore {
             Purpose::Sign => self.signed(p, call_id, result),
             Purpose::Repair => self.repair_reply(p, call_id, result),
             Purpose::Probe { nonce } => self.probed(p, nonce, only!(GetSignatures)),
-            Purpose::Census { about, nonce } => self.census_reply(p, &about, nonce, only!(GetSignatures)),
+            Purpose::Census { about, nonce } => self.census_reply(p, &about, nonce, call_id, result),
+            Purpose::Refused { nonce } => self.refused_further(p, nonce, call_id, only!(GetSignatures)),
             Purpose::Above => self.above_reply(p, only!(GetDiffs)),
         }
     }
@@ -247,6 +252,8 @@ impl GatewayCore {
                 .into_iter()
                 .partition(|effect| matches!(effect, Effect::Call { .. } | Effect::OperatorDone { .. }));
             self.held = hold;
+            // A store that failed takes nothing until the process starts again; what is held is bounded.
+            self.held.truncate(MAX_HELD);
             effects = go;
         }
         if self.over.is_none() {
@@ -262,7 +269,7 @@ impl GatewayCore {
         let failed = self.ledger.failed.then(|| self.now.mono_ms.saturating_add(1_000));
         let settle = (self.now.mono_ms < self.settle_until_ms).then_some(self.settle_until_ms);
         let work = (self.corrupt.is_none())
-            .then(|| [self.timeouts_at(), self.repairs_at(), self.flush_at()])
+            .then(|| [self.timeouts_at(), self.repairs_at(), self.flush_at().filter(|_| self.may_flush())])
             .into_iter()
             .flatten()
             .flatten();

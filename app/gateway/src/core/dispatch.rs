@@ -208,7 +208,7 @@ impl GatewayCore {
         let queued = !self.queue.is_empty();
         let now = self.now.mono_ms;
         let flush_at_ms = self.flush_at();
-        if !queued && (self.state.phase() != Phase::Active || self.must_finalize() || self.broke()) {
+        if !queued && !self.may_flush() {
             return None;
         }
         let owner = self.next_owner()?;
@@ -232,6 +232,17 @@ impl GatewayCore {
             live_full: self.state.live_len() >= self.terms.max_live,
             now_ms: now,
         })
+    }
+
+    /// Whether a pass may follow when nobody asks. Who doubts itself signs nothing that nobody asked for.
+    pub(super) fn may_flush(&self) -> bool {
+        self.state.phase() == Phase::Active
+            && !self.must_finalize()
+            && !self.broke()
+            && !self.suspected()
+            && !self.settling_in()
+            && self.staged.is_none()
+            && self.corrupt.is_none()
     }
 
     /// When the oldest pending transaction or timeout is to be published without traffic.
@@ -532,7 +543,11 @@ impl GatewayCore {
         if let Some(asking) = flight.asking.as_mut() {
             asking.kind = Some(kind);
         }
-        self.intake(&failed.tx);
+        let taken = self.intake(&failed.tx);
+        if !taken && kind != i32::from(KIND_CANCELLED) {
+            // A failure without a signed word that fits is as good as no answer.
+            self.blame(&participant, &CallError::Transport);
+        }
         if let Ok(Tx::ReportError { id, kind: KIND_CANCELLED, input_tokens, output_tokens, .. }) =
             Tx::from_bytes(&failed.tx)
             && id == nonce

@@ -42,7 +42,15 @@ fn read_log(ledger: &Ledger, terms: &Arc<FrozenConfig>) -> Result<Log, OpenError
     let mut diffs = Vec::new();
     let mut corrupt = None;
     for (nonce, row) in (1u64..).zip(DIFFS.prefix(ledger.durable(), &ledger.escrow, Order::Ascending)) {
-        let ((_, found), bytes) = row?;
+        let ((_, found), bytes) = match row {
+            Ok(row) => row,
+            // Bytes that no writer of ours makes are damage, not a failure of the store.
+            Err(StoreError::Decode { reason, .. }) => {
+                corrupt = Some((nonce, reason));
+                break;
+            }
+            Err(error) => return Err(error.into()),
+        };
         if found != nonce {
             return Err(OpenError::Gap { nonce });
         }

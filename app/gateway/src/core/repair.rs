@@ -50,6 +50,8 @@ pub(super) struct Worker {
     call: Option<CallId>,
     /// Transactions that its last reply offered.
     offered: Vec<Vec<u8>>,
+    /// Its refusal, while it is asked one nonce below.
+    refused: Option<Evidence>,
     reopened_ms: Option<u64>,
     search: Option<Search>,
 }
@@ -419,9 +421,56 @@ impl GatewayCore {
             Ok(HostReply::Teach(reply)) => self.taught(participant, &reply.applied.unwrap_or_default()),
             Ok(HostReply::GetSignatures(reply)) => self.proof_shown(participant, &reply),
             Ok(_) => (RepairEvent::Failed(Failure::Malformed), None),
-            Err(error) => self.repair_error(participant, error),
+            Err(error) => match self.repair_error(participant, error) {
+                Some(judged) => judged,
+                // Another question comes first.
+                None => return,
+            },
         };
         self.repair_event(participant, event, Brought { evidence });
+    }
+
+    /// A refusal shows that the next diff leads it elsewhere; whether it is elsewhere already, its signature one nonce
+    /// below tells. Only then is it forked, and a reset of use.
+    fn look_below(&mut self, participant: &Address, refused: u64, evidence: Evidence) {
+        let escrow_id = self.terms.escrow_id;
+        let nonce = refused.saturating_sub(1);
+        if nonce == 0 {
+            let brought = Brought { evidence: Some(evidence) };
+            return self.repair_event(participant, RepairEvent::ChunkRefused { nonce: refused }, brought);
+        }
+        let request = pb::GetSignaturesRequest { escrow_id, nonce, challenge: None };
+        let purpose = Purpose::Refused { nonce: refused };
+        let call = HostCall::GetSignatures(request);
+        let id = self.call(participant, call, self.cfg.ask_ms, Lane::Free, purpose);
+        if let Some(worker) = self.workers.get_mut(participant) {
+            worker.call = Some(id);
+            worker.refused = Some(evidence);
+        }
+    }
+
+    /// The answer to [`GatewayCore::look_below`].
+    pub(super) fn refused_further(
+        &mut self,
+        participant: &Address,
+        refused: u64,
+        call_id: CallId,
+        result: Result<pb::GetSignaturesResponse, CallError>,
+    ) {
+        let Some(worker) = self.workers.get_mut(participant).filter(|worker| worker.call == Some(call_id)) else {
+            return;
+        };
+        worker.call = None;
+        let evidence = worker.refused.take();
+        let shown = result
+            .ok()
+            .map(|reply| self.judge(participant, reply.nonce, &reply.root, &reply.state_signature));
+        if let Some(super::members::Shown::Mismatch(mismatch)) = shown {
+            let evidence = evidence_of(&mismatch, &self.terms.chain_id, self.terms.escrow_id);
+            let event = RepairEvent::Forked { nonce: mismatch.nonce };
+            return self.repair_event(participant, event, Brought { evidence: Some(evidence) });
+        }
+        self.repair_event(participant, RepairEvent::ChunkRefused { nonce: refused }, Brought { evidence });
     }
 
     fn verdict(&self, participant: &Address, reply: &ProofReply<'_>) -> Option<ProofVerdict> {
@@ -505,9 +554,13 @@ impl GatewayCore {
         Some(Evidence { kind, nonce, our_root, their_root, digest, signature, generation: 0, at_ms: 0 })
     }
 
-    fn repair_error(&mut self, participant: &Address, error: CallError) -> (RepairEvent, Option<Evidence>) {
+    fn repair_error(
+        &mut self,
+        participant: &Address,
+        error: CallError,
+    ) -> Option<(RepairEvent, Option<Evidence>)> {
         use pb::escrow_error::Code;
-        let failed = |failure| (RepairEvent::Failed(failure), None);
+        let failed = |failure| Some((RepairEvent::Failed(failure), None));
         let error = match error {
             CallError::Timeout => return failed(Failure::TimedOut),
             CallError::Host(error) => error,
@@ -516,16 +569,22 @@ impl GatewayCore {
             }
         };
         match error.code() {
-            Code::Behind => (RepairEvent::ChunkBehind { have: error.have_nonce.min(self.state.nonce()) }, None),
-            Code::SessionNotFound => (RepairEvent::NotFound, None),
+            Code::Behind => {
+                let have = error.have_nonce.min(self.state.nonce());
+                Some((RepairEvent::ChunkBehind { have }, None))
+            }
+            Code::SessionNotFound => Some((RepairEvent::NotFound, None)),
             Code::RootMismatch => match self.refusal(participant, &error) {
                 Some(mismatch) => {
                     let evidence = evidence_of(&mismatch, &self.terms.chain_id, self.terms.escrow_id);
                     let event = match evidence.kind {
-                        EvidenceKind::Refusal => RepairEvent::ChunkRefused { nonce: mismatch.nonce },
+                        EvidenceKind::Refusal => {
+                            self.look_below(participant, mismatch.nonce, evidence);
+                            return None;
+                        }
                         _ => RepairEvent::Forked { nonce: mismatch.nonce },
                     };
-                    (event, Some(evidence))
+                    Some((event, Some(evidence)))
                 }
                 None => failed(Failure::Unavailable),
             },
@@ -551,12 +610,12 @@ impl GatewayCore {
                 if nonce == 0 || nonce > self.state.nonce() {
                     return failed(Failure::Malformed);
                 }
-                (RepairEvent::Forked { nonce }, evidence)
+                Some((RepairEvent::Forked { nonce }, evidence))
             }
             Code::TooLarge => failed(Failure::TooLarge),
             // Only a reset can be answered so without harm; everything else ends the attempt.
             Code::Policy | Code::SessionClosed | Code::Busy if self.resetting(participant) => {
-                (RepairEvent::ResetRefused, None)
+                Some((RepairEvent::ResetRefused, None))
             }
             Code::Policy | Code::SessionClosed => failed(Failure::Policy),
             Code::ConfigMismatch => failed(Failure::ConfigMismatch),

@@ -6,3 +6,4 @@ mod ends;
 mod faults;
 mod repairs;
 mod serving;
+mod soak;

@@ -149,6 +149,13 @@ impl Host {
                     self.pending.retain(|tx| !keys.contains(&tx.key()));
                 }
                 Err(root) => {
+                    if self.fork_at == Some(diff.nonce) {
+                        // It goes its own way from here on.
+                        let (next, ours) = apply(&state, &diff).unwrap();
+                        self.state = Some(next);
+                        self.roots.push(ours);
+                        self.log.push(bytes.clone());
+                    }
                     let id = diff.digest(&terms.chain_id);
                     let signed =
                         digest::refusal(&terms.chain_id, terms.escrow_id, diff.nonce, &id, &root);
@@ -170,7 +177,13 @@ impl Host {
     fn root(&self, nonce: u64, terms: &FrozenConfig) -> Hash {
         match nonce {
             0 => State::genesis(Arc::new(terms.clone())).root(),
-            n => self.roots[n as usize - 1],
+            n => {
+                let mut root = self.roots[n as usize - 1];
+                if self.fork_at.is_some_and(|at| n >= at) {
+                    root[0] ^= 1;
+                }
+                root
+            }
         }
     }
 
@@ -534,6 +547,7 @@ impl World {
     /// Runs for so long.
     pub(super) fn run(&mut self, ms: u64) {
         let end = self.now_ms + ms;
+        let mut idle = 0u64;
         loop {
             let event = self.events.iter().map(|(at, _)| *at).min();
             let next = event.into_iter().chain(self.wake_ms).min().filter(|at| *at <= end);
@@ -546,6 +560,8 @@ impl World {
             } else {
                 self.wake_ms = None;
                 self.send(Event::Tick);
+                idle += 1;
+                assert!(idle < 2_000 + ms / 20, "the session wakes itself without need");
             }
         }
         self.now_ms = end;
