@@ -11,7 +11,10 @@
 //! happened, decides, and returns. Rules: escrow-details 5 to 8.
 
 mod api;
+mod attempt;
+mod cancel;
 mod census;
+mod config;
 mod dispatch;
 mod evidence;
 mod finalize;
@@ -19,7 +22,10 @@ mod history;
 mod limiter;
 mod members;
 mod pending;
+mod permits;
 mod picker;
+mod ping;
+mod queue;
 mod recover;
 mod repair;
 mod sequencer;
@@ -38,10 +44,12 @@ use holdfast_escrow::session::{FrozenConfig, Signature, State, Tx};
 use holdfast_types::Address;
 
 pub use api::{
-    CallError, CallId, ChainNews, ClientEvent, Effect, Entropy, Event, FlagView, GatewayConfig, HostCall, HostReply,
-    Lane, LogLine, Metric, Now, OpenError, PermitPool, RepairView, RequestError, RequestId, RetireReason, Signer,
-    Ticket, UserRequest, Verb, VerbError,
+    CallError, CallId, ChainNews, ClientEvent, Effect, Entropy, Event, FlagView, HostCall, HostReply, Lane,
+    LogLine, Metric, Now, OpenError, RepairView, RequestError, RequestId, RetireReason, Signer, UserRequest,
+    Verb, VerbError,
 };
+pub use config::GatewayConfig;
+pub use permits::{PermitPool, Ticket};
 pub use status::{ParticipantStatus, RepairTotals, SessionStatus};
 pub use store::{Counters, StartKind};
 
@@ -87,7 +95,7 @@ pub struct GatewayCore {
     members: BTreeMap<Address, members::Member>,
     staged: Option<sequencer::Staged>,
     // Work.
-    queue: VecDeque<dispatch::Asking>,
+    queue: VecDeque<queue::Asking>,
     flights: BTreeMap<u64, dispatch::Flight>,
     dues: BTreeMap<u64, timeouts::Due>,
     /// Timeouts with enough votes, and since when.
@@ -127,7 +135,9 @@ impl GatewayCore {
         }
         self.now = now;
         if let Event::StreamItem { call_id, event } = event {
-            let Some((_, Purpose::Infer { nonce })) = self.calls.get(&call_id).copied() else { return Vec::new() };
+            let Some((_, Purpose::Infer { nonce })) = self.calls.get(&call_id).copied() else {
+                return Vec::new();
+            };
             let short = matches!(
                 event,
                 holdfast_proto::holdfast::host::v1::infer_response::Event::Delta(_)
@@ -168,9 +178,12 @@ impl GatewayCore {
                     if let Some(asking) = flight.asking {
                         self.tell(asking.request.request_id, ClientEvent::Failed(RequestError::Stopping));
                     }
-                    self.log("escrow_flight_left", false, Some(flight.participant), vec![
-                        ("nonce", nonce.to_string()),
-                    ]);
+                    self.log(
+                        "escrow_flight_left",
+                        false,
+                        Some(flight.participant),
+                        vec![("nonce", nonce.to_string())],
+                    );
                 }
                 // The repairs go on after the restart: no flag is stopped.
                 self.workers.clear();
@@ -256,10 +269,10 @@ impl GatewayCore {
             self.held.truncate(MAX_HELD);
             effects = go;
         }
-        if self.over.is_none() {
-            if let Some(mono_ms) = self.next_wake() {
-                effects.push(Effect::WakeAt { mono_ms });
-            }
+        if self.over.is_none()
+            && let Some(mono_ms) = self.next_wake()
+        {
+            effects.push(Effect::WakeAt { mono_ms });
         }
         effects
     }

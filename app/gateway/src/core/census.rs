@@ -69,7 +69,8 @@ impl GatewayCore {
             let purpose = Purpose::Census { about: *about, nonce };
             // Who has not come so far yet is brought there: its own turn of the rota may be to come.
             let free = self.members.get(&participant).is_some_and(|m| m.gate.is_none() && !m.gate_repair);
-            let tail = self.chunk(&participant, nonce).filter(|(diffs, end)| free && *end && !diffs.is_empty());
+            let tail =
+                self.chunk(&participant, nonce).filter(|(diffs, end)| free && *end && !diffs.is_empty());
             if let Some((diffs, _)) = tail {
                 let call = HostCall::Teach(pb::TeachRequest { escrow_id, diffs, challenge: None });
                 let id = self.call(&participant, call, self.cfg.ask_ms, Lane::Free, purpose);
@@ -78,7 +79,13 @@ impl GatewayCore {
                 }
             } else {
                 let request = pb::GetSignaturesRequest { escrow_id, nonce, challenge: None };
-                self.call(&participant, HostCall::GetSignatures(request), self.cfg.ask_ms, Lane::Free, purpose);
+                self.call(
+                    &participant,
+                    HostCall::GetSignatures(request),
+                    self.cfg.ask_ms,
+                    Lane::Free,
+                    purpose,
+                );
             }
         }
         self.close_census(about);
@@ -180,12 +187,17 @@ impl GatewayCore {
             .sum();
         let disagree = taken.disagree.saturating_add(flagged);
         let verdict = census(taken.agree, disagree, self.terms.group_size());
-        self.log("escrow_census", verdict == SelfVerdict::Suspect, Some(*about), vec![
-            ("nonce", taken.nonce.to_string()),
-            ("agree", taken.agree.to_string()),
-            ("disagree", disagree.to_string()),
-            ("verdict", format!("{verdict:?}")),
-        ]);
+        self.log(
+            "escrow_census",
+            verdict == SelfVerdict::Suspect,
+            Some(*about),
+            vec![
+                ("nonce", taken.nonce.to_string()),
+                ("agree", taken.agree.to_string()),
+                ("disagree", disagree.to_string()),
+                ("verdict", format!("{verdict:?}")),
+            ],
+        );
         if verdict == SelfVerdict::Suspect {
             self.raise_suspicion("census");
         } else {
@@ -204,10 +216,12 @@ impl GatewayCore {
         self.meta.suspect_at = self.state.nonce().max(1);
         self.note_meta();
         self.suspicion = Suspicion::replaying(State::genesis(self.terms.clone()));
-        self.log("escrow_self_suspect", true, None, vec![
-            ("why", why.to_owned()),
-            ("nonce", self.meta.suspect_at.to_string()),
-        ]);
+        self.log(
+            "escrow_self_suspect",
+            true,
+            None,
+            vec![("why", why.to_owned()), ("nonce", self.meta.suspect_at.to_string())],
+        );
         self.gauge("gateway_self_suspect", None, 1);
         self.fail_queue(RequestError::SelfSuspect);
     }
@@ -264,8 +278,14 @@ impl GatewayCore {
         let census = self.censuses.values().map(|census| census.until_ms).min();
         let doubt = self.suspected() && self.corrupt.is_none();
         let replay = (doubt && self.suspicion.replay.is_some()).then_some(self.now.mono_ms.saturating_add(1));
-        let ask = doubt.then(|| self.suspicion.asked_ms.map_or(self.now.mono_ms, |at| at.saturating_add(ASK_MS)));
-        census.into_iter().chain(replay).chain(ask).chain(self.above_until_ms.filter(|at| *at > self.now.mono_ms)).min()
+        let ask =
+            doubt.then(|| self.suspicion.asked_ms.map_or(self.now.mono_ms, |at| at.saturating_add(ASK_MS)));
+        census
+            .into_iter()
+            .chain(replay)
+            .chain(ask)
+            .chain(self.above_until_ms.filter(|at| *at > self.now.mono_ms))
+            .min()
     }
 
     fn replay(&mut self) {

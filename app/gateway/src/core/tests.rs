@@ -1,5 +1,6 @@
 //! Sessions against scripted hosts that hold real replicas and keys, over virtual time.
 
+mod host;
 mod world;
 
 mod ends;

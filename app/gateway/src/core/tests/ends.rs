@@ -3,7 +3,8 @@
 use holdfast_escrow::session::settle::Mode;
 use holdfast_escrow::session::{InferenceStatus, Phase};
 
-use super::world::{Serves, World, terms};
+use super::host::Serves;
+use super::world::{World, terms};
 use crate::core::{ChainNews, ClientEvent, Effect, Event, GatewayConfig, RequestError};
 
 #[test]
@@ -169,10 +170,8 @@ fn a_session_whose_nonces_are_used_up_ends_itself_in_time() {
     for _ in 0..30 {
         let id = world.ask();
         world.run(200);
-        refused |= matches!(
-            world.clients[&id].last(),
-            Some(ClientEvent::Failed(RequestError::EscrowExhausted))
-        );
+        refused |=
+            matches!(world.clients[&id].last(), Some(ClientEvent::Failed(RequestError::EscrowExhausted)));
     }
     assert!(refused);
     world.run(300_000);

@@ -4,7 +4,8 @@
 use holdfast_escrow::session::Phase;
 use holdfast_escrow::session::settle::Mode;
 
-use super::world::{Serves, World, terms};
+use super::host::Serves;
+use super::world::{World, terms};
 use crate::core::{Event, GatewayConfig, RequestId};
 
 struct Random(u64);
