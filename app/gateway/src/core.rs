@@ -11,7 +11,10 @@
 //! happened, decides, and returns. Rules: escrow-details 5 to 8.
 
 mod api;
+mod attempt;
+mod cancel;
 mod census;
+mod config;
 mod dispatch;
 mod evidence;
 mod finalize;
@@ -19,7 +22,10 @@ mod history;
 mod limiter;
 mod members;
 mod pending;
+mod permits;
 mod picker;
+mod ping;
+mod queue;
 mod recover;
 mod repair;
 mod sequencer;
@@ -38,15 +44,20 @@ use holdfast_escrow::session::{FrozenConfig, Signature, State, Tx};
 use holdfast_types::Address;
 
 pub use api::{
-    CallError, CallId, ChainNews, ClientEvent, Effect, Entropy, Event, FlagView, GatewayConfig, HostCall, HostReply,
-    Lane, LogLine, Metric, Now, OpenError, PermitPool, RepairView, RequestError, RequestId, RetireReason, Signer,
-    Ticket, UserRequest, Verb, VerbError,
+    CallError, CallId, ChainNews, ClientEvent, Effect, Entropy, Event, FlagView, HostCall, HostReply, Lane,
+    LogLine, Metric, Now, OpenError, RepairView, RequestError, RequestId, RetireReason, Signer, UserRequest,
+    Verb, VerbError,
 };
+pub use config::GatewayConfig;
+pub use permits::{PermitPool, Ticket};
 pub use status::{ParticipantStatus, RepairTotals, SessionStatus};
 pub use store::{Counters, StartKind};
 
 /// `FailureKind` of a stream that ended before its answer.
 const KIND_STREAM_RESET: i32 = 2;
+
+/// Effects held back while the store fails.
+const MAX_HELD: usize = 4096;
 
 /// What a call is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,6 +71,7 @@ enum Purpose {
     Vote { id: u64 },
     Sign,
     Repair,
+    Refused { nonce: u64 },
     Probe { nonce: u64 },
     Census { about: Address, nonce: u64 },
     Above,
@@ -83,7 +95,7 @@ pub struct GatewayCore {
     members: BTreeMap<Address, members::Member>,
     staged: Option<sequencer::Staged>,
     // Work.
-    queue: VecDeque<dispatch::Asking>,
+    queue: VecDeque<queue::Asking>,
     flights: BTreeMap<u64, dispatch::Flight>,
     dues: BTreeMap<u64, timeouts::Due>,
     /// Timeouts with enough votes, and since when.
@@ -123,7 +135,9 @@ impl GatewayCore {
         }
         self.now = now;
         if let Event::StreamItem { call_id, event } = event {
-            let Some((_, Purpose::Infer { nonce })) = self.calls.get(&call_id).copied() else { return Vec::new() };
+            let Some((_, Purpose::Infer { nonce })) = self.calls.get(&call_id).copied() else {
+                return Vec::new();
+            };
             let short = matches!(
                 event,
                 holdfast_proto::holdfast::host::v1::infer_response::Event::Delta(_)
@@ -164,9 +178,12 @@ impl GatewayCore {
                     if let Some(asking) = flight.asking {
                         self.tell(asking.request.request_id, ClientEvent::Failed(RequestError::Stopping));
                     }
-                    self.log("escrow_flight_left", false, Some(flight.participant), vec![
-                        ("nonce", nonce.to_string()),
-                    ]);
+                    self.log(
+                        "escrow_flight_left",
+                        false,
+                        Some(flight.participant),
+                        vec![("nonce", nonce.to_string())],
+                    );
                 }
                 // The repairs go on after the restart: no flag is stopped.
                 self.workers.clear();
@@ -207,7 +224,8 @@ impl GatewayCore {
             Purpose::Sign => self.signed(p, call_id, result),
             Purpose::Repair => self.repair_reply(p, call_id, result),
             Purpose::Probe { nonce } => self.probed(p, nonce, only!(GetSignatures)),
-            Purpose::Census { about, nonce } => self.census_reply(p, &about, nonce, only!(GetSignatures)),
+            Purpose::Census { about, nonce } => self.census_reply(p, &about, nonce, call_id, result),
+            Purpose::Refused { nonce } => self.refused_further(p, nonce, call_id, only!(GetSignatures)),
             Purpose::Above => self.above_reply(p, only!(GetDiffs)),
         }
     }
@@ -231,9 +249,11 @@ impl GatewayCore {
 
     /// Makes the step durable and returns its effects. What a failed commit concerns is held back until one succeeds.
     fn finish_step(&mut self) -> Vec<Effect> {
-        self.note_members();
+        // Cursors and counts wait for other rows: a lost cursor costs a longer tail. What hosts gave and still hold is
+        // written without a sync; what a call of this step rests on is synced first.
         if self.staged.is_none() && (self.ledger.is_dirty() || self.urgent) {
-            match self.ledger.commit(&BTreeMap::new()) {
+            self.note_members();
+            match self.ledger.commit(&BTreeMap::new(), self.urgent) {
                 Ok(()) => self.urgent = false,
                 Err(error) => self.storage_failed(&error),
             }
@@ -245,12 +265,14 @@ impl GatewayCore {
                 .into_iter()
                 .partition(|effect| matches!(effect, Effect::Call { .. } | Effect::OperatorDone { .. }));
             self.held = hold;
+            // A store that failed takes nothing until the process starts again; what is held is bounded.
+            self.held.truncate(MAX_HELD);
             effects = go;
         }
-        if self.over.is_none() {
-            if let Some(mono_ms) = self.next_wake() {
-                effects.push(Effect::WakeAt { mono_ms });
-            }
+        if self.over.is_none()
+            && let Some(mono_ms) = self.next_wake()
+        {
+            effects.push(Effect::WakeAt { mono_ms });
         }
         effects
     }
@@ -260,7 +282,7 @@ impl GatewayCore {
         let failed = self.ledger.failed.then(|| self.now.mono_ms.saturating_add(1_000));
         let settle = (self.now.mono_ms < self.settle_until_ms).then_some(self.settle_until_ms);
         let work = (self.corrupt.is_none())
-            .then(|| [self.timeouts_at(), self.repairs_at(), self.flush_at()])
+            .then(|| [self.timeouts_at(), self.repairs_at(), self.flush_at().filter(|_| self.may_flush())])
             .into_iter()
             .flatten()
             .flatten();

@@ -163,20 +163,24 @@ impl GatewayCore {
     }
 
     /// Judges a replica's nonce, root and signature, and keeps a good signature.
-    pub(super) fn judge(&mut self, participant: &Address, nonce: u64, root: &[u8], signature: &[u8]) -> Shown {
+    pub(super) fn judge(
+        &mut self,
+        participant: &Address,
+        nonce: u64,
+        root: &[u8],
+        signature: &[u8],
+    ) -> Shown {
         let Ok(root) = Hash::try_from(root) else { return Shown::Garbage };
         let Some(ours) = self.history.root(nonce) else { return Shown::Above(nonce) };
         let signed = self.state_signature(participant, nonce, &root, signature);
         match (ours == root, signed) {
             (true, Some(signature)) => {
-                let mut newest = false;
                 if let Some(member) = self.member(participant)
                     && member.signed.is_none_or(|(at, _)| at <= nonce)
                 {
                     member.signed = Some((nonce, signature));
-                    newest = true;
                 }
-                if newest && self.keeps(nonce) {
+                if self.keeps(nonce) {
                     self.keep_signature(nonce, *participant, signature);
                 }
                 self.suspect_signature(participant, nonce);
@@ -235,7 +239,9 @@ impl GatewayCore {
                 if let Some(member) = self.member(participant)
                     && member.waiting.len() < MAX_WAITING
                 {
-                    member.waiting.push(then);
+                    if !member.waiting.contains(&then) {
+                        member.waiting.push(then);
+                    }
                     self.catch_up(participant);
                 } else {
                     self.undeliverable(participant, then, &CallError::Aborted);
@@ -252,8 +258,11 @@ impl GatewayCore {
         if busy {
             return;
         }
-        let Some((diffs, _)) = self.chunk(participant, tip) else { return self.fail_waiting(participant, &CallError::Aborted) };
-        let call = HostCall::Teach(pb::TeachRequest { escrow_id: self.terms.escrow_id, diffs, challenge: None });
+        let Some((diffs, _)) = self.chunk(participant, tip) else {
+            return self.fail_waiting(participant, &CallError::Aborted);
+        };
+        let call =
+            HostCall::Teach(pb::TeachRequest { escrow_id: self.terms.escrow_id, diffs, challenge: None });
         let id = self.call(participant, call, self.cfg.teach_ms, Lane::Free, Purpose::CatchUp);
         if let Some(member) = self.member(participant) {
             member.gate = Some(id);
@@ -291,7 +300,11 @@ impl GatewayCore {
                         member.chunk = (member.chunk / 2).max(1);
                     }
                     let error = CallError::Host(error);
-                    if small { self.fail_waiting(participant, &error) } else { self.resume_waiting(participant) }
+                    if small {
+                        self.fail_waiting(participant, &error)
+                    } else {
+                        self.resume_waiting(participant)
+                    }
                 }
                 _ => {
                     self.host_error(participant, &error);
@@ -326,7 +339,10 @@ impl GatewayCore {
             Ok(reply) => {
                 if let Some(member) = self.member(participant) {
                     member.bound = Bound::Agreed;
-                    if !reply.boot_id.is_empty() && reply.boot_id.len() <= 128 && member.boot_id != reply.boot_id {
+                    if !reply.boot_id.is_empty()
+                        && reply.boot_id.len() <= 128
+                        && member.boot_id != reply.boot_id
+                    {
                         member.boot_id = reply.boot_id.clone();
                         member.dirty = true;
                     }
@@ -355,14 +371,16 @@ impl GatewayCore {
     }
 
     pub(super) fn resume_waiting(&mut self, participant: &Address) {
-        let waiting = self.member(participant).map(|member| std::mem::take(&mut member.waiting)).unwrap_or_default();
+        let waiting =
+            self.member(participant).map(|member| std::mem::take(&mut member.waiting)).unwrap_or_default();
         for then in waiting {
             self.bring(participant, then);
         }
     }
 
     pub(super) fn fail_waiting(&mut self, participant: &Address, error: &CallError) {
-        let waiting = self.member(participant).map(|member| std::mem::take(&mut member.waiting)).unwrap_or_default();
+        let waiting =
+            self.member(participant).map(|member| std::mem::take(&mut member.waiting)).unwrap_or_default();
         for then in waiting {
             self.undeliverable(participant, then, error);
         }
@@ -399,7 +417,9 @@ impl GatewayCore {
             },
             // Unauthenticated, permission denied, cancelled: the requester's fault.
             CallError::Status { code: 16 | 7 | 1, .. } | CallError::Aborted => return,
-            CallError::Status { code: 8 | 14, retry_after_ms } => member.limiter.throttled(now, *retry_after_ms),
+            CallError::Status { code: 8 | 14, retry_after_ms } => {
+                member.limiter.throttled(now, *retry_after_ms)
+            }
             CallError::Status { .. } => member.limiter.transport_failed(now),
         }
         member.dirty = true;

@@ -9,15 +9,17 @@ use holdfast_escrow::session::{Diff, FrozenConfig, State, Tx, apply};
 use holdfast_host::store::LocalDb;
 use holdfast_store::{Order, StoreError};
 
-use super::api::{Effect, Entropy, GatewayConfig, Now, OpenError, PermitPool, Signer};
+use super::GatewayCore;
+use super::api::{Effect, Entropy, Now, OpenError, Signer};
 use super::census::Suspicion;
+use super::config::GatewayConfig;
 use super::finalize::Closing;
 use super::history::History;
 use super::members::{Member, group};
 use super::pending::Pending;
+use super::permits::PermitPool;
 use super::store::{DIFFS, DUES, Ledger, MEMBERS, META, Meta, PENDING, SIGNATURES, SNAPSHOTS};
 use super::timeouts::Due;
-use super::GatewayCore;
 
 /// How long a recovered session waits for hosts that may know a longer log of ours.
 const SETTLE_MS: u64 = 2_000;
@@ -42,7 +44,15 @@ fn read_log(ledger: &Ledger, terms: &Arc<FrozenConfig>) -> Result<Log, OpenError
     let mut diffs = Vec::new();
     let mut corrupt = None;
     for (nonce, row) in (1u64..).zip(DIFFS.prefix(ledger.durable(), &ledger.escrow, Order::Ascending)) {
-        let ((_, found), bytes) = row?;
+        let ((_, found), bytes) = match row {
+            Ok(row) => row,
+            // Bytes that no writer of ours makes are damage, not a failure of the store.
+            Err(StoreError::Decode { reason, .. }) => {
+                corrupt = Some((nonce, reason));
+                break;
+            }
+            Err(error) => return Err(error.into()),
+        };
         if found != nonce {
             return Err(OpenError::Gap { nonce });
         }
@@ -123,7 +133,7 @@ impl GatewayCore {
             None => {
                 let meta = Meta { config_digest, ..Meta::default() };
                 ledger.set(&META, &escrow, &meta);
-                ledger.commit(&BTreeMap::new())?;
+                ledger.commit(&BTreeMap::new(), true)?;
                 meta
             }
         };
@@ -199,23 +209,21 @@ impl GatewayCore {
             out: Vec::new(),
             held: Vec::new(),
         };
-        core.log(if fresh { "escrow_opened" } else { "escrow_recovered" }, false, None, vec![
-            ("nonce", core.state.nonce().to_string()),
-            ("flags", core.flags.len().to_string()),
-        ]);
+        core.log(
+            if fresh { "escrow_opened" } else { "escrow_recovered" },
+            false,
+            None,
+            vec![("nonce", core.state.nonce().to_string()), ("flags", core.flags.len().to_string())],
+        );
         if settled {
             core.end(super::api::RetireReason::Settled);
         } else if let Some((nonce, reason)) = log.corrupt {
-            core.log("escrow_log_broken", true, None, vec![
-                ("nonce", nonce.to_string()),
-                ("reason", reason),
-            ]);
+            core.log("escrow_log_broken", true, None, vec![("nonce", nonce.to_string()), ("reason", reason)]);
             let good = core.state.clone();
             core.self_corrupt(nonce, good);
         } else {
             if suspected {
-                core.suspicion =
-                    Suspicion::replaying(State::genesis(core.terms.clone()));
+                core.suspicion = Suspicion::replaying(State::genesis(core.terms.clone()));
             }
             core.resume_repairs();
             let all: Vec<_> = core.members.keys().copied().collect();

@@ -1,1 +1,10 @@
-//! Scripted hosts over virtual time.
+//! Sessions against scripted hosts that hold real replicas and keys, over virtual time.
+
+mod host;
+mod world;
+
+mod ends;
+mod faults;
+mod repairs;
+mod serving;
+mod soak;
