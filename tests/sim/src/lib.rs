@@ -12,6 +12,7 @@ mod cast;
 mod chain;
 mod child;
 mod diff;
+pub mod escrow;
 mod load;
 mod memory;
 mod modes;

@@ -10,7 +10,7 @@ use tonic::{Request, Status};
 
 use super::{Sessions, VOTE_WAIT};
 use crate::client;
-use crate::session::{HostCore, VoteStep, VoteTicket, errors};
+use crate::session::{HostCore, VoteStep, errors};
 use crate::wire;
 
 /// Longest wait for an executor's answer (escrow-details 7).
@@ -42,7 +42,7 @@ impl Sessions {
         let url = self.shared.source.host_url(executor).await;
         let url = url.map_err(|error| wire::status(errors::unavailable(error.to_string())))?;
         let answer = match url {
-            Some(url) => timeout(CHALLENGE, self.challenge(&url, request, &ticket)).await.ok().flatten(),
+            Some(url) => timeout(CHALLENGE, self.challenge(&url, request)).await.ok().flatten(),
             None => None,
         };
         self.core(move |core| core.vote_answered(&ticket, answer.as_ref())).await
@@ -53,15 +53,14 @@ impl Sessions {
         &self,
         url: &str,
         mut request: pb::ChallengeStartRequest,
-        ticket: &VoteTicket,
     ) -> Option<pb::ChallengeStartResponse> {
         let shared = &self.shared;
         let (escrow, inference) = (request.escrow_id, request.inference_id);
         let mut have = None;
         loop {
-            let body = request.body.clone();
             let now_ms = shared.clock.unix_ms();
-            let asked = client::challenge_start(url, &shared.key, &shared.chain_id, request, now_ms).await;
+            let asked =
+                client::challenge_start(url, &shared.key, &shared.chain_id, request.clone(), now_ms).await;
             let error = match asked {
                 Ok(answer) => return Some(answer),
                 Err(status) => wire::escrow_error(&status),
@@ -72,8 +71,7 @@ impl Sessions {
                 return None;
             }
             have = Some(error.have_nonce);
-            let ticket = ticket.clone();
-            let next = move |core: &mut HostCore| core.vote_behind(&ticket, &body, error.have_nonce);
+            let next = move |core: &mut HostCore| core.challenge_with_log(&request, error.have_nonce);
             request = self.core(next).await.ok().flatten()?;
         }
     }

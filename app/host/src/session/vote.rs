@@ -107,31 +107,6 @@ impl HostCore {
         Ok(VoteStep::Ask { executor, request, ticket })
     }
 
-    /// Between the halves: an executor that lacks diffs and says so is taught by the voter, so that a gateway cannot make it
-    /// look late by keeping them from it. `have_nonce` is the executor's; gives the next try, or `None` when this replica
-    /// has nothing that would help.
-    ///
-    /// # Errors
-    /// As any call of the session.
-    pub fn vote_behind(
-        &mut self,
-        ticket: &VoteTicket,
-        body: &[u8],
-        have_nonce: u64,
-    ) -> Result<Option<pb::ChallengeStartRequest>, pb::EscrowError> {
-        if have_nonce >= ticket.id {
-            return Ok(None);
-        }
-        self.replica(ticket.escrow_id)?;
-        let diffs = self.log(ticket.escrow_id, have_nonce.saturating_add(1), GET_DIFFS_MAX)?;
-        Ok((!diffs.is_empty()).then(|| pb::ChallengeStartRequest {
-            escrow_id: ticket.escrow_id,
-            inference_id: ticket.id,
-            diffs,
-            body: body.to_vec(),
-        }))
-    }
-
     /// Second half: `answer` is the executor's, `None` when it gave none in time.
     ///
     /// # Errors
@@ -154,6 +129,25 @@ impl HostCore {
         }
         self.commit(holdfast_store::WriteSet::new(), replica)?;
         Ok(vote)
+    }
+
+    /// The challenge once more, for an executor that answered Behind at `have_nonce`: with what it lacks from the own log,
+    /// as many diffs as a call carries. `None` when that brings it no further. A gateway that taught the voters alone must
+    /// not make an executor late that never heard of the start.
+    ///
+    /// # Errors
+    /// As any call of the session.
+    pub fn challenge_with_log(
+        &mut self,
+        request: &pb::ChallengeStartRequest,
+        have_nonce: u64,
+    ) -> Result<Option<pb::ChallengeStartRequest>, pb::EscrowError> {
+        self.replica(request.escrow_id)?;
+        let diffs = self.log(request.escrow_id, have_nonce.saturating_add(1), GET_DIFFS_MAX)?;
+        if diffs.is_empty() || diffs.first() == request.diffs.first() {
+            return Ok(None);
+        }
+        Ok(Some(pb::ChallengeStartRequest { diffs, ..request.clone() }))
     }
 
     /// Signs: yes when the executor gave nothing that counts.

@@ -234,13 +234,14 @@ fn an_executor_that_the_gateway_keeps_diffs_from_is_taught_by_the_voter() {
     };
     let behind = executor.core.challenge_start(LATE, &request, addr("host-2")).unwrap_err();
     assert_eq!(behind.code(), Code::Behind);
-    let next = host.core.vote_behind(&ticket, b"prompt-1", behind.have_nonce).unwrap().unwrap();
+    let next = host.core.challenge_with_log(&request, behind.have_nonce).unwrap().unwrap();
     assert_eq!(next.diffs, gateway.diffs[..200]);
     let step = executor.core.challenge_start(LATE, &next, addr("host-2")).unwrap();
     assert!(step.start.is_some());
     assert!(!host.core.vote_answered(&ticket, Some(&step.reply)).unwrap().accept);
-    // One that has the Start and refuses all the same is not helped by diffs.
-    assert_eq!(host.core.vote_behind(&ticket, b"prompt-1", 1).unwrap(), None);
+    // What it had from the last try brings it no further.
+    assert_eq!(host.core.challenge_with_log(&next, behind.have_nonce).unwrap(), None);
+    assert_eq!(host.core.challenge_with_log(&next, 251).unwrap(), None);
 }
 
 #[test]
