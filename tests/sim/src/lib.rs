@@ -13,6 +13,7 @@ mod chain;
 mod child;
 mod diff;
 mod escrow_ops;
+pub mod escrow;
 mod load;
 mod memory;
 mod modes;

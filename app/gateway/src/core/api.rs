@@ -1,8 +1,7 @@
 //! What goes into a session and what comes out: events, effects, settings.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
 use holdfast_app::keys::SecretKey;
+use holdfast_escrow::divergence::FlagChange;
 use holdfast_escrow::session::settle::Settlement;
 use holdfast_proto::holdfast::host::v1 as pb;
 use holdfast_types::Address;
@@ -54,6 +53,12 @@ pub enum Event {
     Request(UserRequest),
     /// The client is gone; nothing more is sent to it.
     ClientLeft {
+        /// Its request.
+        request_id: RequestId,
+    },
+    /// The client has all that it wants (a stop text was found): the inference is cancelled, and the client gets
+    /// [`ClientEvent::Finished`] with the host's signed counts.
+    Enough {
         /// Its request.
         request_id: RequestId,
     },
@@ -270,6 +275,8 @@ pub enum Effect {
         at: u64,
         /// The flag after it; after an unblock, as it was.
         flag: Box<FlagView>,
+        /// The row for the journal of changes.
+        change: Box<FlagChange>,
     },
     /// The session is over; nothing more comes. Drop the core.
     Retired {
@@ -504,84 +511,6 @@ pub enum RepairView {
     Stopped,
 }
 
-/// Limits and waits of a gateway. Times in milliseconds, sizes in bytes.
-#[derive(Debug, Clone)]
-pub struct GatewayConfig {
-    /// Whether a forked host may be asked to drop its replica (phase 2).
-    pub allow_reset: bool,
-    /// Time of attempts and backoff after which a repair is given up.
-    pub give_up_ms: u64,
-    /// Lowest give-up deadline after halving.
-    pub give_up_floor_ms: u64,
-    /// Diffs per Teach or tail.
-    pub chunk_diffs: usize,
-    /// Bytes of diffs per Teach or tail.
-    pub chunk_bytes: usize,
-    /// Bytes of diffs per repair attempt.
-    pub attempt_bytes: u64,
-    /// Time per repair attempt.
-    pub attempt_ms: u64,
-    /// Time per Teach.
-    pub teach_ms: u64,
-    /// Time per GetSignatures, GetDiffs, Bind, GetPending.
-    pub ask_ms: u64,
-    /// Time per vote, with its challenge.
-    pub vote_ms: u64,
-    /// Wait between two rounds of votes.
-    pub vote_round_ms: u64,
-    /// Added to a timeout before it is claimed.
-    pub timeout_slack_ms: u64,
-    /// Longest body of a request.
-    pub body_bytes: usize,
-    /// Requests that may wait.
-    pub queue: usize,
-    /// Age of a pending transaction at which it is published without traffic.
-    pub flush_ms: u64,
-    /// How long the oldest request is held for another slot.
-    pub hold_ms: u64,
-    /// Between two pings of a throttled participant.
-    pub ping_ms: u64,
-    /// Dispatches per request before the first token.
-    pub dispatches: u32,
-    /// How long finalization waits for requests in flight.
-    pub drain_ms: u64,
-    /// Between two rounds of signatures at the final nonce.
-    pub collect_ms: u64,
-    /// Nonces between two snapshots.
-    pub snapshot_every: u64,
-    /// Silence of an Infer stream (beats come every 2 s) after which it is lost.
-    pub beat_ms: u64,
-}
-
-impl Default for GatewayConfig {
-    fn default() -> Self {
-        Self {
-            allow_reset: false,
-            give_up_ms: 30 * 60_000,
-            give_up_floor_ms: 5 * 60_000,
-            chunk_diffs: 200,
-            chunk_bytes: 3 << 20,
-            attempt_bytes: 64 << 20,
-            attempt_ms: 120_000,
-            teach_ms: 60_000,
-            ask_ms: 10_000,
-            vote_ms: 25_000,
-            vote_round_ms: 60_000,
-            timeout_slack_ms: 5_000,
-            body_bytes: 3 << 20,
-            queue: 1024,
-            flush_ms: 1_000,
-            hold_ms: 200,
-            ping_ms: 5_000,
-            dispatches: 3,
-            drain_ms: 60_000,
-            collect_ms: 2_000,
-            snapshot_every: 500,
-            beat_ms: 30_000,
-        }
-    }
-}
-
 /// Signs with the key of the gateway.
 pub trait Signer: Send {
     /// Its address.
@@ -609,77 +538,6 @@ pub trait Entropy: Send {
 impl<F: FnMut() -> [u8; 32] + Send> Entropy for F {
     fn draw(&mut self) -> [u8; 32] {
         self()
-    }
-}
-
-#[derive(Debug)]
-struct Pool {
-    free: usize,
-    next: u64,
-    waiting: Vec<u64>,
-}
-
-/// Permits that all sessions of a process share: first come, first served.
-#[derive(Debug, Clone)]
-pub struct PermitPool(Arc<Mutex<Pool>>);
-
-impl PermitPool {
-    /// `permits` of them; 8 in a gateway.
-    pub fn new(permits: usize) -> Self {
-        Self(Arc::new(Mutex::new(Pool { free: permits, next: 0, waiting: Vec::new() })))
-    }
-
-    /// A place in the queue.
-    pub fn ticket(&self) -> Ticket {
-        let mut pool = self.lock();
-        let number = pool.next;
-        pool.next = pool.next.wrapping_add(1);
-        pool.waiting.push(number);
-        Ticket { pool: self.clone(), number, held: false }
-    }
-
-    /// Permits that nobody holds.
-    pub fn free(&self) -> usize {
-        self.lock().free
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Pool> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A place in the queue of a [`PermitPool`], later a permit. Dropping it gives either back.
-#[derive(Debug)]
-pub struct Ticket {
-    pool: PermitPool,
-    number: u64,
-    held: bool,
-}
-
-impl Ticket {
-    /// Whether the permit is ours now. Asked again at each tick.
-    pub fn try_acquire(&mut self) -> bool {
-        if !self.held {
-            let mut pool = self.pool.lock();
-            let place = pool.waiting.iter().position(|n| *n == self.number);
-            if place.is_some_and(|place| place < pool.free) {
-                pool.waiting.retain(|n| *n != self.number);
-                pool.free -= 1;
-                self.held = true;
-            }
-        }
-        self.held
-    }
-}
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        let mut pool = self.pool.lock();
-        if self.held {
-            pool.free += 1;
-        } else {
-            pool.waiting.retain(|n| *n != self.number);
-        }
     }
 }
 
@@ -715,10 +573,3 @@ pub enum OpenError {
         found: Address,
     },
 }
-
-// `GatewayCore` (core.rs):
-//   open(db: Box<dyn LocalDb>, config, frozen: FrozenConfig, signer: Box<dyn Signer>, entropy: Box<dyn Entropy>,
-//        permits: PermitPool, now: Now) -> Result<(GatewayCore, Vec<Effect>), OpenError>
-//   handle(&mut self, now: Now, event: Event) -> Vec<Effect>
-//   status(&self) -> SessionStatus; flags(&self) -> Vec<FlagView>; flag(&self, &Address) -> Option<FlagView>
-//   state(&self) -> &State; diffs(&self, from, max) -> Vec<bytes>; ready(&self) -> bool
