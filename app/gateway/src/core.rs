@@ -34,6 +34,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 mod timeouts;
+mod verbs;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -44,13 +45,12 @@ use holdfast_escrow::session::{FrozenConfig, Signature, State, Tx};
 use holdfast_types::Address;
 
 pub use api::{
-    CallError, CallId, ChainNews, ClientEvent, Effect, Entropy, Event, FlagView, HostCall, HostReply, Lane,
-    LogLine, Metric, Now, OpenError, RepairView, RequestError, RequestId, RetireReason, Signer, UserRequest,
-    Verb, VerbError,
+    CallError, CallId, ChainNews, ClientEvent, Effect, Entropy, Event, HostCall, HostReply, Lane, LogLine,
+    Metric, Now, OpenError, RequestError, RequestId, RetireReason, Signer, UserRequest, Verb, VerbError,
 };
 pub use config::GatewayConfig;
 pub use permits::{PermitPool, Ticket};
-pub use status::{ParticipantStatus, RepairTotals, SessionStatus};
+pub use status::{FlagView, ParticipantStatus, RepairTotals, RepairView, SessionStatus};
 pub use store::{Counters, StartKind};
 
 /// `FailureKind` of a stream that ended before its answer.
@@ -263,7 +263,9 @@ impl GatewayCore {
         if self.ledger.failed {
             let (hold, go): (Vec<_>, Vec<_>) = effects
                 .into_iter()
-                .partition(|effect| matches!(effect, Effect::Call { .. } | Effect::OperatorDone { .. }));
+                .partition(|effect| {
+                    matches!(effect, Effect::Call { .. } | Effect::OperatorDone { .. } | Effect::FlagChanged { .. })
+                });
             self.held = hold;
             // A store that failed takes nothing until the process starts again; what is held is bounded.
             self.held.truncate(MAX_HELD);
