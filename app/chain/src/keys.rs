@@ -6,8 +6,6 @@ use std::fmt;
 use bip32::{DerivationPath, XPrv};
 use bip39::{Language, Mnemonic};
 use holdfast_types::Address;
-use ripemd::Ripemd160;
-use secp256k1::ecdsa::{self, RecoverableSignature, RecoveryId};
 use secp256k1::{Message, SECP256K1};
 use sha2::{Digest, Sha256};
 use thiserror::Error;
@@ -136,20 +134,7 @@ impl SecretKey {
 /// # Errors
 /// [`KeyError::Signature`] for a high s, a v above 1, and bytes that are no signature.
 pub fn recover(digest: [u8; 32], signature: &[u8; 65]) -> Result<Address, KeyError> {
-    let (compact, v) = signature.split_at(64);
-    let wrong = |_| KeyError::Signature;
-    if v[0] > 1 {
-        return Err(KeyError::Signature);
-    }
-    let mut plain = ecdsa::Signature::from_compact(compact).map_err(wrong)?;
-    plain.normalize_s();
-    if plain.serialize_compact() != compact {
-        return Err(KeyError::Signature);
-    }
-    let recovery = RecoveryId::try_from(i32::from(v[0])).map_err(wrong)?;
-    let signature = RecoverableSignature::from_compact(compact, recovery).map_err(wrong)?;
-    let point = SECP256K1.recover_ecdsa(Message::from_digest(digest), &signature).map_err(wrong)?;
-    Ok(PublicKey { bytes: point.serialize(), point }.address())
+    holdfast_types::recover(&digest, signature).map_err(|_| KeyError::Signature)
 }
 
 impl Drop for SecretKey {
@@ -201,7 +186,7 @@ impl PublicKey {
 
     /// RIPEMD-160 of SHA-256 of the 33 bytes, as in the Cosmos SDK.
     pub fn address(&self) -> Address {
-        Address(Ripemd160::digest(Sha256::digest(self.bytes)).into())
+        holdfast_types::address_of(&self.bytes)
     }
 
     /// The decompressed point.

@@ -594,6 +594,47 @@ async fn stream(
 #[tonic::async_trait]
 impl HostService for Host {
     type ServeStream = ReceiverStream<Result<pb::ServeResponse, Status>>;
+    type InferStream = ReceiverStream<Result<pb::InferResponse, Status>>;
+
+    async fn infer(&self, _: Request<pb::InferRequest>) -> Result<Response<Self::InferStream>, Status> {
+        Err(Status::unimplemented("no sessions here"))
+    }
+
+    async fn bind(&self, _: Request<pb::BindRequest>) -> Result<Response<pb::BindResponse>, Status> {
+        Err(Status::unimplemented("no sessions here"))
+    }
+
+    async fn teach(&self, _: Request<pb::TeachRequest>) -> Result<Response<pb::TeachResponse>, Status> {
+        Err(Status::unimplemented("no sessions here"))
+    }
+
+    async fn cancel_inference(&self, _: Request<pb::CancelInferenceRequest>) -> Result<Response<pb::CancelInferenceResponse>, Status> {
+        Err(Status::unimplemented("no sessions here"))
+    }
+
+    async fn get_signatures(&self, _: Request<pb::GetSignaturesRequest>) -> Result<Response<pb::GetSignaturesResponse>, Status> {
+        Err(Status::unimplemented("no sessions here"))
+    }
+
+    async fn get_pending(&self, _: Request<pb::GetPendingRequest>) -> Result<Response<pb::GetPendingResponse>, Status> {
+        Err(Status::unimplemented("no sessions here"))
+    }
+
+    async fn get_diffs(&self, _: Request<pb::GetDiffsRequest>) -> Result<Response<pb::GetDiffsResponse>, Status> {
+        Err(Status::unimplemented("no sessions here"))
+    }
+
+    async fn vote_timeout(&self, _: Request<pb::VoteTimeoutRequest>) -> Result<Response<pb::VoteTimeoutResponse>, Status> {
+        Err(Status::unimplemented("no sessions here"))
+    }
+
+    async fn challenge_start(&self, _: Request<pb::ChallengeStartRequest>) -> Result<Response<pb::ChallengeStartResponse>, Status> {
+        Err(Status::unimplemented("no sessions here"))
+    }
+
+    async fn reset_session(&self, _: Request<pb::ResetSessionRequest>) -> Result<Response<pb::ResetSessionResponse>, Status> {
+        Err(Status::unimplemented("no sessions here"))
+    }
 
     async fn serve(&self, request: Request<pb::ServeRequest>) -> Result<Response<Self::ServeStream>, Status> {
         let shared = &self.shared;

@@ -38,6 +38,7 @@ mod errors;
 mod event;
 mod module;
 mod params;
+mod signature;
 #[cfg(test)]
 mod tests;
 pub mod traits;
@@ -52,6 +53,7 @@ pub use errors::{ModuleError, QueryError, QueryKind, sdk};
 pub use event::Event;
 pub use module::{Module, check_prefix_table};
 pub use params::{FieldError, ValidationParams, apply_mask};
+pub use signature::{Signature, SignatureError, address_of, recover};
 pub use validator::ValidatorUpdate;
 pub use wire::{
     PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, PAGE_SCAN_MAX, Paging, QueryContext, decode_msg, paginate,
