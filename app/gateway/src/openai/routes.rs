@@ -26,6 +26,9 @@ use super::upload;
 /// When to try again after too many at once, ms.
 const AGAIN_MS: u64 = 1000;
 
+/// How long after its deadline a request is given up whose driver did not end it.
+const GRACE: Duration = Duration::from_secs(10);
+
 /// How the API is set up.
 #[derive(Debug, Clone)]
 pub struct ApiConfig {
@@ -380,7 +383,7 @@ impl Api {
         let limits = (submission.input_limit, submission.output_limit);
         let answer = self.sessions.submit(submission);
         Task {
-            run: Run::new(answer, asked.stop, charge, limits, self.config.deadline),
+            run: Run::new(answer, asked.stop, charge, limits, self.config.deadline + GRACE),
             record,
             endpoint: asked.endpoint,
             model: model.id,
