@@ -288,6 +288,47 @@ async fn paths_and_methods_that_are_none_are_said_to_be() {
 }
 
 #[tokio::test]
+async fn an_error_says_no_more_of_the_request_than_is_needed_to_know_it() {
+    let server = Server::start(hello()).await;
+    let long = "x".repeat(1 << 20);
+    let field = server.chat(&HI.replace(r#""messages""#, &format!(r#""{long}":1,"messages""#))).await;
+    let model = server.chat(&HI.replace("ref-llama", &long[..256])).await;
+    let path = server.get(&format!("/{}", &long[..9000])).await;
+    for (got, status) in [(field, 400), (model, 404), (path, 404)] {
+        assert!(got.status == status && got.body.len() < 600, "{}", got.text());
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_no_longer_fits_the_host_is_refused_here() {
+    let server = Server::start(hello()).await;
+    let fields = r#""messages":[{"role":"user","content":""}]"#;
+    let room = (3 << 20) - r#"{"model":"org/other",}"#.len() - fields.len();
+    let body = format!(
+        r#"{{"model":"org/other",{}}}"#,
+        fields.replace(r#""""#, &format!("\"{}\"", "a".repeat(room)))
+    );
+    assert_eq!(body.len(), 3 << 20);
+    // The name of the model goes and its 20 bytes with it; the limit of tokens comes and takes 18.
+    assert_eq!(server.chat(&body).await.status, 200);
+    let sampled = body.replace(&"a".repeat(40), "").replacen("\"messages", "\"temperature\":1,\"messages", 1);
+    let sampled = sampled.replacen(
+        "\"content\":\"",
+        &format!("\"content\":\"{}", "a".repeat(body.len() - sampled.len())),
+        1,
+    );
+    assert_eq!(server.chat(&sampled).await.error(), (413, "request_too_large".into(), None));
+}
+
+#[tokio::test]
+async fn a_refusal_reaches_a_client_that_sends_much() {
+    let server = Server::with(hello(), keyed()).await;
+    let much = HI.replace("Hi", &"a".repeat(2 << 20));
+    assert_eq!(server.chat(&much).await.error().0, 401);
+    assert_eq!(server.send("POST", "/v1/embeddings", &[], &much).await.error().0, 404);
+}
+
+#[tokio::test]
 async fn only_json_is_read() {
     let server = Server::start(hello()).await;
     for kind in ["text/plain", "application/x-www-form-urlencoded", "application/jsonx"] {
