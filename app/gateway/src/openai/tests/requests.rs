@@ -2,7 +2,71 @@
 
 use holdfast_host::body::{Body, Prompt};
 
+use proptest::prelude::*;
+
+use super::parse::{Endpoint, parse};
 use super::*;
+
+/// Fields of a request, right and wrong ones.
+fn fields() -> impl Strategy<Value = Vec<(&'static str, &'static str)>> {
+    let values = [
+        ("temperature", &["0", "0.0", "2", "1e-400", "2.0000001", "null", "-0.0", "\"1\""][..]),
+        ("top_p", &["1", "0", "0.5", "null", "2"]),
+        ("seed", &["0", "-1", "18446744073709551615", "1.0", "null", "-9223372036854775808"]),
+        ("max_tokens", &["1", "0", "300", "null", "4294967295", "1e2"]),
+        ("max_completion_tokens", &["2", "null", "[]"]),
+        ("stop", &["\"a\"", "[]", "[\"\"]", "[\"a\",\"\\u0000\"]", "null", "{}"]),
+        ("n", &["1", "1.0", "2", "null"]),
+        ("tools", &["null", "[]", "{}"]),
+        ("response_format", &["null", r#"{"type":"text"}"#, r#"{"type":"json_object"}"#, "[]"]),
+        ("stream", &["false", "null", "true"]),
+        ("user", &["\"u\"", "7"]),
+        ("logprobs", &["false", "true"]),
+        ("guided_choice", &["null", "[\"a\"]"]),
+    ];
+    let one = prop::sample::select(values.to_vec())
+        .prop_flat_map(|(name, values)| (Just(name), prop::sample::select(values.to_vec())));
+    prop::collection::vec(one, 0..6)
+}
+
+fn content() -> impl Strategy<Value = String> {
+    prop_oneof![
+        "[a-z \\n\\\\\"é\u{1F600}\u{0}]{0,40}".prop_map(|text| serde_json::json!(text).to_string()),
+        "[a-z]{0,9}".prop_map(|text| serde_json::json!([{"type": "text", "text": text}]).to_string()),
+        Just("null".to_owned()),
+        Just("7".to_owned()),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn whatever_is_not_refused_here_is_read_by_the_host(fields in fields(), content in content(), chat: bool, seed: u64) {
+        let (endpoint, prompt) = if chat {
+            (Endpoint::Chat, format!(r#""messages":[{{"role":"user","content":{content}}}]"#))
+        } else {
+            (Endpoint::Text, format!(r#""prompt":{content}"#))
+        };
+        let fields: String = fields.iter().map(|(name, value)| format!(r#","{name}":{value}"#)).collect();
+        let body = format!(r#"{{"model":"m",{prompt}{fields}}}"#);
+        match parse(endpoint, body.as_bytes()) {
+            Err(error) => prop_assert_eq!(error.status.as_u16(), 400),
+            Ok(asked) => {
+                let seed = asked.seed.or_else(|| asked.samples().then_some(seed));
+                let sent = asked.host_body(7, seed);
+                let read = Body::parse(&sent);
+                prop_assert!(read.is_ok(), "{}: {:?}", String::from_utf8_lossy(&sent), read);
+                let read = read.unwrap();
+                prop_assert_eq!(read.max_tokens, Some(7));
+                prop_assert_eq!(read.stop, asked.stop);
+            }
+        }
+    }
+
+    #[test]
+    fn no_bytes_are_more_than_a_refusal(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+        prop_assert!(parse(Endpoint::Chat, &bytes).is_err());
+    }
+}
 
 async fn submitted(server: &Server, path: &str, body: &str) -> Submission {
     let got = server.send("POST", path, &[], body).await;
@@ -25,11 +89,11 @@ async fn the_host_gets_what_it_reads_and_nothing_else() {
         std::str::from_utf8(&sent.body).unwrap(),
         concat!(
             r#"{"messages":[{"role":"system","content":"Be brief."},{"role":"user","content":"a\né"}],"#,
-            r#""max_tokens":9,"seed":5,"temperature":0.5}"#
+            r#""max_tokens":9,"stop":["x"],"seed":5,"temperature":0.5}"#
         )
     );
     let read = Body::parse(&sent.body).unwrap();
-    assert_eq!((read.max_tokens, read.seed, read.stop.len()), (Some(9), Some(5), 0));
+    assert_eq!((read.max_tokens, read.seed, read.stop), (Some(9), Some(5), vec!["x".to_owned()]));
     // 9 + 4 bytes of content, two messages.
     assert_eq!((sent.input_limit, sent.output_limit), (13 + 2 * 64 + 64, 9));
     assert_eq!((sent.model.as_str(), sent.deadline_ms), ("ref-llama", 600_000));
