@@ -1,7 +1,7 @@
 //! What the API asks of the sessions behind it.
 
 use bytes::Bytes;
-use holdfast_runner::FailureKind;
+use holdfast_proto::holdfast::runner::v1::FailureKind;
 use holdfast_types::Address;
 use tokio::sync::{mpsc, oneshot};
 
@@ -65,7 +65,7 @@ pub struct Submission {
     /// A model of [`Sessions::models`].
     pub model: String,
     /// The exact bytes for the host; their SHA-256 is the prompt hash. A JSON object of `messages` or `prompt`,
-    /// `max_tokens` (always, = `output_limit`), `seed` and `temperature`: what `holdfast_host::body` reads.
+    /// `max_tokens` (always, = `output_limit`), `stop`, `seed` and `temperature`: what `holdfast_host::body` reads.
     pub body: Bytes,
     /// For the Start: min(content bytes + 64 per message + 64, context length), tokens.
     pub input_limit: u32,
@@ -73,10 +73,10 @@ pub struct Submission {
     pub output_limit: u32,
     /// Longest time from now to the end of the answer, ms. Then [`Failure::DeadlineExceeded`].
     pub deadline_ms: u64,
-    /// Names the request in the logs of both sides: printable ASCII.
+    /// Names the request in the logs of both sides: 1 to 128 ASCII letters, digits and `._-`.
     pub request_id: String,
-    /// W3C trace context to pass on, well-formed.
-    pub traceparent: Option<String>,
+    /// W3C trace context to pass on: the client's, or a new one.
+    pub traceparent: String,
 }
 
 /// The two ends that the API holds of a request.
@@ -87,8 +87,8 @@ pub struct Submission {
 pub struct Answer {
     /// Events; bounded, so that a slow reader slows its own stream only.
     pub events: mpsc::Receiver<Event>,
-    /// Sent when a stop text was found: the client has all it wants. The driver cancels the inference at its host and
-    /// answers with [`Event::Finished`], in which the counts of the host's `ReportError` stand. If it does not within
+    /// Sent when a stop text came that the host let through: the client has all it wants. The driver cancels the
+    /// inference at its host and answers with [`Event::Finished`], in which the counts of the host's `ReportError` stand. If it does not within
     /// 2 s, or closes the channel, the API does without and drops the rest.
     pub enough: oneshot::Sender<()>,
 }
