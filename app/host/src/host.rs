@@ -608,31 +608,52 @@ impl HostService for Host {
         Err(Status::unimplemented("no sessions here"))
     }
 
-    async fn cancel_inference(&self, _: Request<pb::CancelInferenceRequest>) -> Result<Response<pb::CancelInferenceResponse>, Status> {
+    async fn cancel_inference(
+        &self,
+        _: Request<pb::CancelInferenceRequest>,
+    ) -> Result<Response<pb::CancelInferenceResponse>, Status> {
         Err(Status::unimplemented("no sessions here"))
     }
 
-    async fn get_signatures(&self, _: Request<pb::GetSignaturesRequest>) -> Result<Response<pb::GetSignaturesResponse>, Status> {
+    async fn get_signatures(
+        &self,
+        _: Request<pb::GetSignaturesRequest>,
+    ) -> Result<Response<pb::GetSignaturesResponse>, Status> {
         Err(Status::unimplemented("no sessions here"))
     }
 
-    async fn get_pending(&self, _: Request<pb::GetPendingRequest>) -> Result<Response<pb::GetPendingResponse>, Status> {
+    async fn get_pending(
+        &self,
+        _: Request<pb::GetPendingRequest>,
+    ) -> Result<Response<pb::GetPendingResponse>, Status> {
         Err(Status::unimplemented("no sessions here"))
     }
 
-    async fn get_diffs(&self, _: Request<pb::GetDiffsRequest>) -> Result<Response<pb::GetDiffsResponse>, Status> {
+    async fn get_diffs(
+        &self,
+        _: Request<pb::GetDiffsRequest>,
+    ) -> Result<Response<pb::GetDiffsResponse>, Status> {
         Err(Status::unimplemented("no sessions here"))
     }
 
-    async fn vote_timeout(&self, _: Request<pb::VoteTimeoutRequest>) -> Result<Response<pb::VoteTimeoutResponse>, Status> {
+    async fn vote_timeout(
+        &self,
+        _: Request<pb::VoteTimeoutRequest>,
+    ) -> Result<Response<pb::VoteTimeoutResponse>, Status> {
         Err(Status::unimplemented("no sessions here"))
     }
 
-    async fn challenge_start(&self, _: Request<pb::ChallengeStartRequest>) -> Result<Response<pb::ChallengeStartResponse>, Status> {
+    async fn challenge_start(
+        &self,
+        _: Request<pb::ChallengeStartRequest>,
+    ) -> Result<Response<pb::ChallengeStartResponse>, Status> {
         Err(Status::unimplemented("no sessions here"))
     }
 
-    async fn reset_session(&self, _: Request<pb::ResetSessionRequest>) -> Result<Response<pb::ResetSessionResponse>, Status> {
+    async fn reset_session(
+        &self,
+        _: Request<pb::ResetSessionRequest>,
+    ) -> Result<Response<pb::ResetSessionResponse>, Status> {
         Err(Status::unimplemented("no sessions here"))
     }
 

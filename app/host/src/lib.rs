@@ -10,6 +10,8 @@
 //! | [`client`] | a call of a host, signed |
 //! | [`server`] | connections of clients |
 //! | [`outbox`] | what became of each inference, reported once |
+//! | [`store`] | where sessions are kept |
+//! | [`wire`] | the cause of a failed call on the wire |
 
 pub mod auth;
 pub mod body;
@@ -18,5 +20,7 @@ pub mod client;
 pub mod host;
 pub mod outbox;
 pub mod server;
+pub mod store;
+pub mod wire;
 
 pub use host::{Host, HostConfig, Pace};
