@@ -47,8 +47,8 @@ const CREATED: &str = "holdfast.escrow.v1.EventEscrowCreated";
 
 /// Longest wait for one call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// Gas that a transaction asks for in its simulation.
-const GAS_MAX: u64 = 10_000_000;
+/// Gas that a transaction asks for in its simulation, which does not hold it to that.
+const GAS: u64 = 200_000;
 /// Gas is asked for with this much more than the simulation used, percent: the state moves on until the block.
 const GAS_MARGIN: u64 = 30;
 /// Rows of a page, and pages of a list at most.
@@ -312,7 +312,7 @@ impl Chain for GrpcChain {
                 account_number: account.account_number,
                 sequence: account.sequence,
                 fee: self.fee.clone(),
-                gas_limit: GAS_MAX,
+                gas_limit: GAS,
                 memo: String::new(),
                 timeout_height: until,
                 msgs: vec![message],
@@ -321,7 +321,7 @@ impl Chain for GrpcChain {
             let request = SimulateRequest { tx_bytes: builder.sign(&self.key), ..SimulateRequest::default() };
             let simulated: SimulateResponse = self.ask(SIMULATE, &request).await?;
             let used = simulated.gas_info.map_or(0, |gas| gas.gas_used);
-            builder.gas_limit = used.saturating_add(used / 100 * GAS_MARGIN).saturating_add(10_000).min(GAS_MAX);
+            builder.gas_limit = used.saturating_add(used / 100 * GAS_MARGIN).saturating_add(10_000);
             let tx_bytes = builder.sign(&self.key);
             let request = BroadcastTxRequest { tx_bytes, mode: BroadcastMode::Sync.into() };
             // A connection that breaks here leaves open whether it was taken.
