@@ -35,6 +35,8 @@ pub struct EscrowRow {
     pub created_at: u64,
     /// Height from which a dispute is taken.
     pub expires_at: u64,
+    /// Nonce of the highest state that was brought by dispute.
+    pub disputed_nonce: Option<u64>,
     /// Nonce of the state that was paid.
     pub paid_nonce: Option<u64>,
 }
@@ -159,8 +161,7 @@ pub enum DeliverError {
     },
 }
 
-/// Sends `order` and waits for the block that holds it, looking every `poll`. `before` is told the last height at
-/// which the transaction is good, before it is sent; when it fails nothing is sent.
+/// Sends `order`, good for [`TX_LIFE_BLOCKS`], and waits for the block that holds it, looking every `poll`.
 ///
 /// # Errors
 /// [`DeliverError`]; a refusal in the block is one too.
@@ -168,10 +169,21 @@ pub async fn deliver(
     chain: &dyn Chain,
     order: Order,
     poll: Duration,
-    before: impl AsyncFnOnce(u64) -> Result<(), ChainError>,
 ) -> Result<TxOutcome, DeliverError> {
     let until = chain.height().await?.saturating_add(TX_LIFE_BLOCKS);
-    before(until).await?;
+    deliver_until(chain, order, poll, until).await
+}
+
+/// [`deliver`] for a transaction that is good until the height `until`.
+///
+/// # Errors
+/// As [`deliver`].
+pub async fn deliver_until(
+    chain: &dyn Chain,
+    order: Order,
+    poll: Duration,
+    until: u64,
+) -> Result<TxOutcome, DeliverError> {
     let hash = chain.submit(order, until).await?;
     let mut failures = 0;
     loop {
