@@ -406,6 +406,18 @@ impl Gateway {
         self.0.send(&session, Input::Event(Event::Finalize)).await
     }
 
+    /// [`Self::finalize`] for an operator; the audit row comes first. Gives its number.
+    ///
+    /// # Errors
+    /// As `finalize`.
+    pub async fn finalize_audited(&self, audit: Audit) -> Result<u64> {
+        let escrow_id = audit.escrow_id;
+        self.0.session(escrow_id).ok_or(GatewayError::NoSession(escrow_id))?;
+        let seq = blocking(&self.0, move |inner| inner.journal.audit(&audit)).await?;
+        self.finalize(escrow_id).await?;
+        Ok(seq)
+    }
+
     /// A verb of an operator; its audit row comes first. Gives its number and the flag after it.
     ///
     /// # Errors
@@ -637,7 +649,7 @@ impl Inner {
     }
 
     /// A session ended.
-    async fn ended(self: &Arc<Self>, escrow_id: u64, reason: RetireReason) {
+    async fn ended(self: &Arc<Self>, escrow_id: u64, reason: RetireReason, last: Vec<u8>) {
         let end = match reason {
             RetireReason::Stopped => return,
             RetireReason::Settled => Ended::Settled,
@@ -648,6 +660,7 @@ impl Inner {
         };
         let kept = blocking(self, move |inner| {
             inner.journal.update(escrow_id, |entry| {
+                entry.last = last;
                 // What is still owed keeps the entry alive until it is paid.
                 if end == Ended::Settled {
                     entry.owed = None;
@@ -694,9 +707,9 @@ async fn supervise(
         let (end, back) = actor.run(machine, effects).await;
         inbox = back;
         match end {
-            End::Retired(reason) => {
+            End::Retired { reason, last } => {
                 tracing::info!(escrow = escrow_id, ?reason, "gateway_session_ended");
-                inner.ended(escrow_id, reason).await;
+                inner.ended(escrow_id, reason, last).await;
                 break;
             }
             End::Panicked => {

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use futures_util::FutureExt;
+use holdfast_proto::Message;
 use holdfast_types::Address;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
@@ -69,9 +70,10 @@ pub(super) enum Input {
 }
 
 /// Why the task ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub(super) enum End {
-    Retired(RetireReason),
+    /// Its session is over; the last of it as protobuf.
+    Retired { reason: RetireReason, last: Vec<u8> },
     /// The machine panicked; its store is as its last commit left it.
     Panicked,
 }
@@ -103,7 +105,7 @@ pub(super) struct Actor {
     verbs: BTreeMap<u64, oneshot::Sender<Result<Box<FlagView>, VerbError>>>,
     next_verb: u64,
     wake: Option<u64>,
-    end: Option<End>,
+    end: Option<RetireReason>,
 }
 
 impl Actor {
@@ -153,16 +155,17 @@ impl Actor {
                     self.execute(effects).await;
                 }
                 None => {
-                    self.end = Some(End::Panicked);
                     self.close().await;
                     return (End::Panicked, self.inbox);
                 }
             }
         }
         self.close().await;
+        let hrp = self.inner.hrp.clone();
         // The store is closed with it, which takes a disk's time.
-        let _ = tokio::task::spawn_blocking(move || drop(machine)).await;
-        (self.end.unwrap_or(End::Retired(RetireReason::Stopped)), self.inbox)
+        let last = tokio::task::spawn_blocking(move || machine.view(&hrp).session.encode_to_vec()).await;
+        let reason = self.end.unwrap_or(RetireReason::Stopped);
+        (End::Retired { reason, last: last.unwrap_or_default() }, self.inbox)
     }
 
     /// One trip to the blocking thread; `None` when the machine panicked.
@@ -254,7 +257,7 @@ impl Actor {
                 Effect::Log(line) => self.log(&line),
                 Effect::Metric(metric) => metrics::session(self.escrow_id, &self.inner.hrp, &metric),
                 Effect::FlagChanged { stage, at, flag } => self.changed(stage, at, *flag).await,
-                Effect::Retired { reason } => self.end = Some(End::Retired(reason)),
+                Effect::Retired { reason } => self.end = Some(reason),
             }
         }
     }

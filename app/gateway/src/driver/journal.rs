@@ -66,6 +66,23 @@ pub struct EscrowEntry {
     pub owed: Option<Owed>,
     /// How it ended.
     pub ended: Option<Ended>,
+    /// Its session when it ended, as protobuf; empty before.
+    pub last: Vec<u8>,
+}
+
+impl EscrowEntry {
+    /// The session as the service shows it when it is over.
+    #[must_use]
+    pub(crate) fn shown(&self, escrow_id: u64) -> pb::EscrowSession {
+        let last = pb::EscrowSession::decode(self.last.as_slice()).unwrap_or_default();
+        let phase = match self.ended {
+            Some(Ended::Settled) => "settled",
+            Some(Ended::Retired) => "retired",
+            // Not open, though it should be: the log says why.
+            None => "closed",
+        };
+        pb::EscrowSession { escrow_id, model: self.model.clone(), phase: phase.into(), ..last }
+    }
 }
 
 /// A summary that the chain has not paid yet.
@@ -203,6 +220,7 @@ impl Journal {
                 closing: false,
                 owed: None,
                 ended: None,
+                last: Vec::new(),
             };
             ESCROWS.set(store, &id, &entry)?;
             Ok(entry)
