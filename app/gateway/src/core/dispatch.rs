@@ -1,6 +1,6 @@
 //! Requests: queue, dispatch, stream, and what happens when one of these fails.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 
 use holdfast_escrow::session::{KIND_CANCELLED, Phase, Tx};
 use holdfast_proto::holdfast::host::v1 as pb;
@@ -285,7 +285,7 @@ impl GatewayCore {
         };
         let (gone, rest) = std::mem::take(&mut self.queue).into_iter().partition(hopeless);
         self.queue = rest;
-        let gone: std::collections::VecDeque<Asking> = gone;
+        let gone: VecDeque<Asking> = gone;
         for asking in gone {
             let error = self.last_error(&asking);
             self.tell(asking.request.request_id, ClientEvent::Failed(error));
@@ -642,7 +642,7 @@ impl GatewayCore {
         let (late, rest) =
             std::mem::take(&mut self.queue).into_iter().partition(|a: &Asking| a.request.deadline_ms <= now);
         self.queue = rest;
-        let late: Vec<Asking> = late;
+        let late: VecDeque<Asking> = late;
         for asking in late {
             self.tell(asking.request.request_id, ClientEvent::Failed(RequestError::Deadline));
         }

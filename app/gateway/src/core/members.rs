@@ -154,7 +154,7 @@ impl GatewayCore {
     ) -> Option<Signature> {
         let signature = Signature::try_from(signature).ok()?;
         let digest = digest::state(&self.terms.chain_id, self.terms.escrow_id, nonce, root);
-        let signer = recover(digest, &signature).ok()?;
+        let signer = recover(&digest, &signature).ok()?;
         // Above our tip the newest keys that we know are the best judge.
         self.history.speaks_for(participant, &signer, nonce).then_some(signature)
     }
@@ -409,7 +409,9 @@ impl GatewayCore {
                 Some(mismatch) => self.trip(participant, &mismatch),
                 None => self.blame(participant, &CallError::Transport),
             },
-            Code::DiffFork => self.fork_shown(participant, error),
+            Code::DiffFork => {
+                self.fork_shown(participant, error);
+            }
             _ => self.blame(participant, &CallError::Host(Box::new(error.clone()))),
         }
     }

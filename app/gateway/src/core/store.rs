@@ -205,7 +205,7 @@ impl Ledger {
         if done.is_ok() {
             self.waiting.clear();
         }
-        done
+        done.map_err(|error| StoreError::Backend(error.to_string()))
     }
 
     /// Signed diffs from `from` to `to`, at most `count` of them and `bytes` together (one at least).

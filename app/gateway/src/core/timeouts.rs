@@ -204,7 +204,10 @@ impl GatewayCore {
             member.votes = member.votes.saturating_sub(1);
         }
         let reason = match self.dues.get_mut(&id).and_then(|due| due.round.as_mut()) {
-            Some(round) if round.out.remove(voter) => round.reason,
+            Some(round) if round.out.contains(voter) => {
+                round.out.remove(voter);
+                round.reason
+            }
             // An answer to a round that is over.
             _ => return self.ask_votes(),
         };

@@ -1,0 +1,1 @@
+//! Scripted hosts over virtual time.
