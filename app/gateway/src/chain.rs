@@ -35,6 +35,8 @@ pub struct EscrowRow {
     pub created_at: u64,
     /// Height from which a dispute is taken.
     pub expires_at: u64,
+    /// Blocks after the expiry in which a first dispute is taken.
+    pub dispute_window: u64,
     /// Nonce of the highest state that was brought by dispute.
     pub disputed_nonce: Option<u64>,
     /// Nonce of the state that was paid.

@@ -19,8 +19,6 @@ mod journal;
 mod machine;
 mod requests;
 mod settle;
-#[cfg(test)]
-pub(crate) mod tests;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,7 +37,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::chain::{Chain, DeliverError, EscrowRow, NewEscrow, Order, TX_LIFE_BLOCKS, deliver_until};
-use crate::core::api::{ChainNews, Event, FlagView, OpenError, RetireReason, Verb, VerbError};
+use crate::core::{Event, FlagView, OpenError, RetireReason, Verb, VerbError};
 use crate::metrics;
 use crate::rotation::Standing;
 use crate::settings::{Retry, Settings};
@@ -50,10 +48,10 @@ pub use clock::Clock;
 pub use hosts::{Hosts, Lease};
 pub use journal::{Audit, Ended, EscrowEntry, Intent, Journal, JournalError, Owed};
 pub(crate) use machine::flag;
-pub use machine::{Glance, Machine, Opener, View};
+pub use machine::{CoreOpener, Glance, Machine, Opener, View};
 
-/// Restarts of a session whose machine panicked.
-const REOPEN: Retry = Retry { first_ms: 1_000, max_ms: 30_000, attempts: 5 };
+/// Before a session whose machine panicked, or whose store took no commit, is opened again.
+const REOPEN: Retry = Retry { first_ms: 1_000, max_ms: 60_000, attempts: u32::MAX };
 
 /// What is alive in the driver.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -340,7 +338,7 @@ impl Gateway {
             inbox,
             glance: Mutex::default(),
             token_at: AtomicU64::new(0),
-            _lease: inner.hosts.lease(row.config.owners()),
+            _lease: inner.hosts.lease(row.config.owners().into_keys().collect()),
             row,
         });
         let (machine, effects) = inner.open_machine(&session).await?;
@@ -354,12 +352,9 @@ impl Gateway {
             }
             sessions.insert(escrow_id, Arc::clone(&session));
         }
-        if disputed {
-            // The hosts believe that this gateway is gone: no new requests, end it.
-            let _ = session.inbox.try_send(Input::Event(Event::Chain(ChainNews::Expired)));
-        }
         inner.spawn("session", supervise(Arc::clone(inner), session, receiver, machine, effects));
-        Ok(())
+        // The hosts believe that this gateway is gone: a settlement goes before what they brought.
+        if disputed { self.finalize(escrow_id).await } else { Ok(()) }
     }
 
     /// Creates an escrow and opens its session; `budget` is a budget that pays it.
@@ -574,7 +569,7 @@ impl Inner {
     async fn open_machine(
         self: &Arc<Self>,
         session: &Arc<Session>,
-    ) -> Result<(Box<dyn Machine>, Vec<crate::core::api::Effect>)> {
+    ) -> Result<(Box<dyn Machine>, Vec<crate::core::Effect>)> {
         let (escrow_id, frozen) = (session.escrow_id, session.row.config.clone());
         let inner = Arc::clone(self);
         let opened = tokio::task::spawn_blocking(move || {
@@ -686,16 +681,16 @@ pub(crate) async fn blocking<T: Send + 'static>(
     Ok(done.map_err(|error| GatewayError::Internal(error.to_string()))??)
 }
 
-/// Runs a session to its end; one that panicked is opened again from its store.
+/// Runs a session to its end; one that broke is opened again from its store.
 async fn supervise(
     inner: Arc<Inner>,
     session: Arc<Session>,
     mut inbox: mpsc::Receiver<Input>,
     mut machine: Box<dyn Machine>,
-    mut effects: Vec<crate::core::api::Effect>,
+    mut effects: Vec<crate::core::Effect>,
 ) {
     let escrow_id = session.escrow_id;
-    let mut panics = 0;
+    let mut broken = 0u32;
     loop {
         let caller = Caller {
             hosts: inner.hosts.clone(),
@@ -712,21 +707,20 @@ async fn supervise(
                 inner.ended(escrow_id, reason, last).await;
                 break;
             }
-            End::Panicked => {
-                panics += 1;
-                if panics > REOPEN.attempts {
-                    tracing::error!(escrow = escrow_id, "gateway_session_given_up: restart the gateway");
-                    break;
-                }
-                sleep(Duration::from_millis(REOPEN.pause_ms(panics))).await;
+            End::Broken => loop {
+                broken = broken.saturating_add(1);
+                sleep(Duration::from_millis(REOPEN.pause_ms(broken))).await;
                 match inner.open_machine(&session).await {
-                    Ok(opened) => (machine, effects) = opened,
-                    Err(error) => {
-                        tracing::error!(escrow = escrow_id, %error, "gateway_session_not_opened");
+                    Ok(opened) => {
+                        (machine, effects) = opened;
                         break;
                     }
+                    // A disk may have room again.
+                    Err(error) => {
+                        tracing::error!(escrow = escrow_id, %error, "gateway_session_not_opened");
+                    }
                 }
-            }
+            },
         }
     }
     inner.sessions().remove(&escrow_id);

@@ -16,7 +16,7 @@ use std::time::Duration;
 use holdfast_types::{Address, Hrp};
 use metrics::{counter, gauge, histogram};
 
-use crate::core::api::Metric;
+use crate::core::Metric;
 use crate::driver::Counts;
 
 /// A number of a session.

@@ -4,8 +4,6 @@
 //! log before they take effect. Looking needs neither: bind the address where only operators and hosts reach it.
 
 mod server;
-#[cfg(test)]
-mod tests;
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -22,7 +20,7 @@ use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use crate::core::api::{FlagView, Verb, VerbError};
+use crate::core::{FlagView, Verb, VerbError};
 use crate::driver::{self, Audit, Gateway, GatewayError, blocking};
 
 pub use server::serve;

@@ -85,6 +85,7 @@ pub(super) fn plain(row: pb::Escrow, hrp: &Hrp) -> Result<EscrowRow, RowError> {
         status,
         created_at: u64::try_from(row.created_at_height).unwrap_or(0),
         expires_at: u64::try_from(row.expires_at_height).unwrap_or(0),
+        dispute_window: u64::try_from(row.dispute_window_blocks).unwrap_or(0),
         disputed_nonce: row.dispute.map(|dispute| dispute.nonce),
         paid_nonce: row.outcome.map(|outcome| outcome.nonce),
     })

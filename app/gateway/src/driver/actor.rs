@@ -23,7 +23,7 @@ use super::calls::{Caller, Sink, child};
 use super::journal::Owed;
 use super::machine::{self, Machine, View};
 use super::{Counted, Inner, Session};
-use crate::core::api::{
+use crate::core::{
     CallError, CallId, ClientEvent, Effect, Event, FlagView, HostCall, Lane, LogLine, RequestError, RequestId,
     RetireReason, UserRequest, Verb, VerbError,
 };
@@ -74,8 +74,8 @@ pub(super) enum Input {
 pub(super) enum End {
     /// Its session is over; the last of it as protobuf.
     Retired { reason: RetireReason, last: Vec<u8> },
-    /// The machine panicked; its store is as its last commit left it.
-    Panicked,
+    /// The machine panicked, or its store takes no commit any more. The store is as its last commit left it.
+    Broken,
 }
 
 struct Client {
@@ -129,7 +129,7 @@ impl Actor {
 
     /// Runs the session to its end. Nothing of it is left then but the inbox, which goes back.
     pub(super) async fn run(mut self, mut machine: Box<dyn Machine>, effects: Vec<Effect>) -> (End, mpsc::Receiver<Input>) {
-        self.session.look(machine.glance());
+        self.session.look(machine.glance(self.inner.clock.now()));
         self.execute(effects).await;
         let mut inputs = Vec::with_capacity(BATCH);
         while self.end.is_none() {
@@ -153,10 +153,16 @@ impl Actor {
                 Some((back, effects)) => {
                     machine = back;
                     self.execute(effects).await;
+                    if self.end.is_none() && self.session.glance().storage_failed {
+                        tracing::error!(escrow = self.escrow_id, "gateway_store_failed: the session is opened again");
+                        self.close().await;
+                        let _ = tokio::task::spawn_blocking(move || drop(machine)).await;
+                        return (End::Broken, self.inbox);
+                    }
                 }
                 None => {
                     self.close().await;
-                    return (End::Panicked, self.inbox);
+                    return (End::Broken, self.inbox);
                 }
             }
         }
@@ -187,7 +193,7 @@ impl Actor {
                     }
                 }
             }
-            session.look(machine.glance());
+            session.look(machine.glance(clock.now()));
             (machine, effects)
         });
         match stepped.await {
@@ -256,7 +262,7 @@ impl Actor {
                 }
                 Effect::Log(line) => self.log(&line),
                 Effect::Metric(metric) => metrics::session(self.escrow_id, &self.inner.hrp, &metric),
-                Effect::FlagChanged { stage, at, flag } => self.changed(stage, at, *flag).await,
+                Effect::FlagChanged { stage, at, flag, change: _ } => self.changed(stage, at, *flag).await,
                 Effect::Retired { reason } => self.end = Some(reason),
             }
         }

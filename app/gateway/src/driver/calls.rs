@@ -19,7 +19,7 @@ use tonic::{Request, Status};
 use super::actor::Input;
 use super::clock::Clock;
 use super::hosts::{Hosts, Queue};
-use crate::core::api::{CallError, CallId, Event, HostCall, HostReply, Lane};
+use crate::core::{CallError, CallId, Event, HostCall, HostReply, Lane};
 
 /// Metadata of the W3C trace context.
 const TRACEPARENT: &str = "traceparent";

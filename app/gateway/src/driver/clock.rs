@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::time::Instant;
 
-use crate::core::api::Now;
+use crate::core::Now;
 
 /// The machine's clocks. Monotonic time counts from the start of the process.
 #[derive(Debug, Clone, Copy)]

@@ -12,7 +12,7 @@ use holdfast_types::Address;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::transport::{Channel, Endpoint};
 
-use crate::core::api::{CallError, Lane};
+use crate::core::{CallError, Lane};
 use crate::settings::HostLimits;
 
 /// All hosts of a process. Clones are one.

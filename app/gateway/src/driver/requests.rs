@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::actor::Input;
 use super::{Counted, Gateway, Inner, Session};
-use crate::core::api::{ClientEvent, Event, RequestError, UserRequest};
+use crate::core::{ClientEvent, Event, RequestError, UserRequest};
 use crate::openai;
 
 /// Events that may wait for the HTTP side. More wait on the session's side.

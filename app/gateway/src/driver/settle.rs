@@ -15,7 +15,7 @@ use super::actor::Input;
 use super::journal::{Ended, Owed};
 use super::{GatewayError, Inner, blocking};
 use crate::chain::{DeliverError, Order, deliver};
-use crate::core::api::{ChainNews, Event};
+use crate::core::{ChainNews, Event};
 use crate::metrics;
 
 impl Inner {

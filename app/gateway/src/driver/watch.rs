@@ -1,4 +1,4 @@
-//! News of the chain: URLs of hosts, who is excused, escrows that were paid or are past their expiry.
+//! News of the chain: URLs of hosts, who is excused, escrows that were paid or that only a dispute pays.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use tokio::time::sleep;
 
 use super::actor::Input;
 use super::{Inner, Session};
-use crate::core::api::{ChainNews, Event};
+use crate::core::{ChainNews, Event};
 use crate::metrics;
 
 /// What a session was told already.
@@ -47,6 +47,12 @@ fn say(trouble: &mut Option<ChainError>, error: ChainError) {
     }
 }
 
+/// When an escrow can only be paid by dispute: a settlement is still taken after the expiry, so that its finalization,
+/// which begins before it, has half of the window in which hosts may dispute.
+fn last_resort(expires_at: u64, window: u64) -> u64 {
+    expires_at.saturating_add(window / 2)
+}
+
 async fn look(inner: &Arc<Inner>, height: u64, told: &mut BTreeMap<u64, Told>) -> Result<(), ChainError> {
     inner.hosts.set_urls(inner.chain.host_urls().await?);
     let sessions: Vec<Arc<Session>> = inner.sessions().values().cloned().collect();
@@ -67,7 +73,7 @@ async fn look(inner: &Arc<Inner>, height: u64, told: &mut BTreeMap<u64, Told>) -
         let row = inner.chain.escrow(session.escrow_id).await?;
         if !told.settled && row.is_some_and(|row| row.status.is_final()) {
             told.settled = tell(ChainNews::Settled);
-        } else if !told.expired && height >= session.row.expires_at {
+        } else if !told.expired && height >= last_resort(session.row.expires_at, session.row.dispute_window) {
             told.expired = tell(ChainNews::Expired);
         }
     }
