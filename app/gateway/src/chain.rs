@@ -167,11 +167,7 @@ pub enum DeliverError {
 ///
 /// # Errors
 /// [`DeliverError`]; a refusal in the block is one too.
-pub async fn deliver(
-    chain: &dyn Chain,
-    order: Order,
-    poll: Duration,
-) -> Result<TxOutcome, DeliverError> {
+pub async fn deliver(chain: &dyn Chain, order: Order, poll: Duration) -> Result<TxOutcome, DeliverError> {
     let until = chain.height().await?.saturating_add(TX_LIFE_BLOCKS);
     deliver_until(chain, order, poll, until).await
 }

@@ -38,9 +38,9 @@ use holdfast_escrow::session::{FrozenConfig, Signature, State, Tx};
 use holdfast_types::Address;
 
 pub use api::{
-    CallError, CallId, ChainNews, ClientEvent, Effect, Entropy, Event, FlagView, GatewayConfig, HostCall, HostReply,
-    Lane, LogLine, Metric, Now, OpenError, PermitPool, RepairView, RequestError, RequestId, RetireReason, Signer,
-    Ticket, UserRequest, Verb, VerbError,
+    CallError, CallId, ChainNews, ClientEvent, Effect, Entropy, Event, FlagView, GatewayConfig, HostCall,
+    HostReply, Lane, LogLine, Metric, Now, OpenError, PermitPool, RepairView, RequestError, RequestId,
+    RetireReason, Signer, Ticket, UserRequest, Verb, VerbError,
 };
 pub use status::{ParticipantStatus, RepairTotals, SessionStatus};
 pub use store::{Counters, StartKind};
@@ -123,7 +123,9 @@ impl GatewayCore {
         }
         self.now = now;
         if let Event::StreamItem { call_id, event } = event {
-            let Some((_, Purpose::Infer { nonce })) = self.calls.get(&call_id).copied() else { return Vec::new() };
+            let Some((_, Purpose::Infer { nonce })) = self.calls.get(&call_id).copied() else {
+                return Vec::new();
+            };
             let short = matches!(
                 event,
                 holdfast_proto::holdfast::host::v1::infer_response::Event::Delta(_)
@@ -164,9 +166,12 @@ impl GatewayCore {
                     if let Some(asking) = flight.asking {
                         self.tell(asking.request.request_id, ClientEvent::Failed(RequestError::Stopping));
                     }
-                    self.log("escrow_flight_left", false, Some(flight.participant), vec![
-                        ("nonce", nonce.to_string()),
-                    ]);
+                    self.log(
+                        "escrow_flight_left",
+                        false,
+                        Some(flight.participant),
+                        vec![("nonce", nonce.to_string())],
+                    );
                 }
                 // The repairs go on after the restart: no flag is stopped.
                 self.workers.clear();

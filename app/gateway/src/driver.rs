@@ -350,6 +350,7 @@ impl Gateway {
             if sessions.contains_key(&escrow_id) {
                 return Ok(());
             }
+            session.look(machine.glance(inner.clock.now()));
             sessions.insert(escrow_id, Arc::clone(&session));
         }
         inner.spawn("session", supervise(Arc::clone(inner), session, receiver, machine, effects));
@@ -369,8 +370,7 @@ impl Gateway {
         let until = from.saturating_add(TX_LIFE_BLOCKS);
         let intent = Intent { model: new.model.clone(), amount: new.amount, from, until };
         blocking(inner, move |inner| inner.journal.intend(&intent, budget)).await?;
-        let delivered =
-            deliver_until(&*inner.chain, Order::Create(new), inner.poll(), until).await;
+        let delivered = deliver_until(&*inner.chain, Order::Create(new), inner.poll(), until).await;
         let refund = budget.map(|(name, _)| name);
         let escrow_id = match delivered {
             Ok(outcome) => match outcome.escrow_id {
@@ -456,6 +456,12 @@ impl Gateway {
         view.await.map_err(|_| GatewayError::NoSession(escrow_id))
     }
 
+    /// Whether a session of `model` takes requests.
+    #[must_use]
+    pub fn serves(&self, model: &str) -> bool {
+        self.0.sessions().values().any(|session| session.row.config.model == model && session.glance().active)
+    }
+
     /// Ids of open sessions, ascending.
     #[must_use]
     pub fn escrows(&self) -> Vec<u64> {
@@ -503,7 +509,9 @@ impl Gateway {
         let sessions: Vec<_> = inner.sessions().values().cloned().collect();
         for session in sessions {
             // An inbox that is full is drained by the session.
-            let _ = tokio::time::timeout(Duration::from_secs(1), session.inbox.send(Input::Event(Event::Stop))).await;
+            let _ =
+                tokio::time::timeout(Duration::from_secs(1), session.inbox.send(Input::Event(Event::Stop)))
+                    .await;
         }
         let ended = async {
             while inner.sessions().values().next().is_some() {
@@ -551,7 +559,12 @@ impl Inner {
         self.spawn_counted(name, Counted::new(&self.alive.tasks), task);
     }
 
-    fn spawn_counted(&self, name: &'static str, counted: Counted, task: impl Future<Output = ()> + Send + 'static) {
+    fn spawn_counted(
+        &self,
+        name: &'static str,
+        counted: Counted,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) {
         let mut tasks = self.tasks();
         while tasks.try_join_next().is_some() {}
         if self.stopping() {
@@ -622,8 +635,11 @@ impl Inner {
             let Some(intent) = blocking(self, |inner| inner.journal.intent()).await? else { return Ok(None) };
             // The height first: at `until + 1` or above the rows are complete.
             let height = self.chain.height().await?;
-            let known: BTreeSet<u64> =
-                blocking(self, |inner| inner.journal.escrows()).await?.into_iter().map(|(id, _)| id).collect();
+            let known: BTreeSet<u64> = blocking(self, |inner| inner.journal.escrows())
+                .await?
+                .into_iter()
+                .map(|(id, _)| id)
+                .collect();
             let rows = self.chain.own_open(&intent.model).await?;
             let found = rows.iter().find(|row| {
                 row.created_at > intent.from
@@ -649,7 +665,11 @@ impl Inner {
             RetireReason::Stopped => return,
             RetireReason::Settled => Ended::Settled,
             RetireReason::SelfCorrupt { nonce } => {
-                tracing::error!(escrow = escrow_id, nonce, "gateway_self_corrupt: the escrow is paid by dispute");
+                tracing::error!(
+                    escrow = escrow_id,
+                    nonce,
+                    "gateway_self_corrupt: the escrow is paid by dispute"
+                );
                 Ended::Retired
             }
         };

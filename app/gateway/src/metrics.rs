@@ -82,7 +82,8 @@ pub(crate) fn settlement(result: &'static str) {
 
 /// An escrow was to be replaced.
 pub(crate) fn rotation(model: &str, result: &'static str) {
-    counter!("holdfast_gateway_rotations_total", "model" => model.to_owned(), "result" => result).increment(1);
+    counter!("holdfast_gateway_rotations_total", "model" => model.to_owned(), "result" => result)
+        .increment(1);
 }
 
 /// A probe was sent, or not.

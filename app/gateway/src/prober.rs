@@ -59,7 +59,8 @@ async fn look(inner: &Arc<Inner>, model: &str) -> Result<(), GatewayError> {
         let price = price.saturating_mul(u128::from(PROMPT_TOKENS).saturating_add(MAX_TOKENS.into()));
         let (name, budget) = (model.to_owned(), inner.settings.prober.budget);
         // Noted first: a crash costs at most one probe that is not sent.
-        blocking(inner, move |inner| inner.journal.probe(&name, &participant, cooldown, price, budget)).await?;
+        blocking(inner, move |inner| inner.journal.probe(&name, &participant, cooldown, price, budget))
+            .await?;
         inner.spawn("probe", probe(Arc::clone(inner), model.to_owned(), member));
     }
     Ok(())

@@ -49,10 +49,14 @@ enum Due {
 
 fn due(standing: &Standing, rotation: &Rotation) -> Due {
     let Standing { glance, .. } = standing;
-    if glance.nonces_left == 0 || glance.balance < standing.fee_per_nonce || standing.blocks_left < rotation.blocks {
+    if glance.nonces_left == 0
+        || glance.balance < standing.fee_per_nonce
+        || standing.blocks_left < rotation.blocks
+    {
         return Due::End;
     }
-    let below = |left: u128, whole: u128| left.saturating_mul(10_000) < whole.saturating_mul(rotation.left_bp.into());
+    let below =
+        |left: u128, whole: u128| left.saturating_mul(10_000) < whole.saturating_mul(rotation.left_bp.into());
     if below(glance.nonces_left.into(), standing.max_nonce.into()) || below(glance.balance, standing.amount) {
         return Due::Next;
     }
@@ -72,7 +76,12 @@ pub(crate) async fn run(gateway: Gateway) {
     }
 }
 
-async fn look(gateway: &Gateway, standing: &Standing, height: u64, failures: &mut BTreeMap<String, (u32, u64)>) {
+async fn look(
+    gateway: &Gateway,
+    standing: &Standing,
+    height: u64,
+    failures: &mut BTreeMap<String, (u32, u64)>,
+) {
     let rotation = &gateway.0.settings.rotation;
     let due = due(standing, rotation);
     if due == Due::Nothing {
@@ -109,7 +118,9 @@ async fn look(gateway: &Gateway, standing: &Standing, height: u64, failures: &mu
     }
     if replaced || due == Due::End {
         match gateway.finalize(standing.escrow_id).await {
-            Ok(()) => tracing::info!(escrow = standing.escrow_id, model, replaced, "gateway_rotation_finalized"),
+            Ok(()) => {
+                tracing::info!(escrow = standing.escrow_id, model, replaced, "gateway_rotation_finalized")
+            }
             Err(error) => tracing::warn!(escrow = standing.escrow_id, %error, "gateway_finalize_failed"),
         }
         // Until it stops taking requests the next look would do it again.

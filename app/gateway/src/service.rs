@@ -85,10 +85,9 @@ impl Operators {
 
     /// Whether the caller is an operator.
     fn admit<T>(&self, request: &Request<T>) -> Result<(), Status> {
-        let token = self
-            .token
-            .as_ref()
-            .ok_or_else(|| Status::permission_denied("this gateway takes no verbs; start it with --operator-token-file"))?;
+        let token = self.token.as_ref().ok_or_else(|| {
+            Status::permission_denied("this gateway takes no verbs; start it with --operator-token-file")
+        })?;
         let given = request.metadata().get("authorization").and_then(|value| value.to_str().ok());
         let given = given.and_then(|value| value.split_once(' '));
         match given {
@@ -146,7 +145,8 @@ impl Operators {
 
     /// Sessions by id: open ones as they are, ended ones as they ended.
     async fn sessions(&self) -> Result<BTreeMap<u64, pb::EscrowSession>, Status> {
-        let ended = blocking(&self.gateway.0, |inner| inner.journal.escrows()).await.map_err(|e| status(&e))?;
+        let ended =
+            blocking(&self.gateway.0, |inner| inner.journal.escrows()).await.map_err(|e| status(&e))?;
         let mut ended: Vec<_> = ended.into_iter().map(|(id, entry)| (id, entry.shown(id))).collect();
         let surplus = ended.len().saturating_sub(ENDED_MAX);
         ended.drain(..surplus);
@@ -171,7 +171,9 @@ fn status(error: &GatewayError) -> Status {
     let text = error.to_string();
     match error {
         GatewayError::NoSession(_) | GatewayError::Unknown(_) => Status::not_found(text),
-        GatewayError::Verb(VerbError::NotFlagged | VerbError::WrongPhase) => Status::failed_precondition(text),
+        GatewayError::Verb(VerbError::NotFlagged | VerbError::WrongPhase) => {
+            Status::failed_precondition(text)
+        }
         GatewayError::Stopping => Status::unavailable(text),
         _ => Status::internal(text),
     }
@@ -205,7 +207,9 @@ impl GatewayService for Operators {
         let heard = self.gateway.announce(request.escrow_id, participant, signer, request.boot_id).await;
         match heard.map_err(|e| status(&e))? {
             true => Ok(Response::new(pb::AnnounceResponse {})),
-            false => Err(Status::permission_denied("the signer is neither the participant nor its bound key")),
+            false => {
+                Err(Status::permission_denied("the signer is neither the participant nor its bound key"))
+            }
         }
     }
 
@@ -256,7 +260,8 @@ impl GatewayService for Operators {
         request: Request<pb::WatchDivergenceRequest>,
     ) -> Result<Response<Watch>, Status> {
         let place = Arc::clone(&self.watchers).try_acquire_owned();
-        let place = place.map_err(|_| Status::resource_exhausted(format!("at most {WATCHERS} watch at a time")))?;
+        let place =
+            place.map_err(|_| Status::resource_exhausted(format!("at most {WATCHERS} watch at a time")))?;
         let inner = Arc::clone(&self.gateway.0);
         let (sender, rows) = mpsc::channel(WATCH_ROWS);
         let mut next = request.into_inner().from_seq;
@@ -321,10 +326,7 @@ impl GatewayService for Operators {
         Ok(Response::new(pb::FinalizeResponse { audit_seq: seq }))
     }
 
-    async fn escrows(
-        &self,
-        _: Request<pb::EscrowsRequest>,
-    ) -> Result<Response<pb::EscrowsResponse>, Status> {
+    async fn escrows(&self, _: Request<pb::EscrowsRequest>) -> Result<Response<pb::EscrowsResponse>, Status> {
         let escrows = self.sessions().await?.into_values().collect();
         Ok(Response::new(pb::EscrowsResponse { escrows }))
     }

@@ -64,7 +64,10 @@ pub(super) fn escrow(answer: pb::QueryEscrowResponse, hrp: &Hrp) -> Result<Escro
     let row = plain(row, hrp)?;
     let digest = digest.map_err(|_| bad("config_digest", "must be 32 bytes"))?;
     if digest != row.config_digest {
-        return Err(bad("config_digest", "is not the hash of the terms: chain and gateway differ in version"));
+        return Err(bad(
+            "config_digest",
+            "is not the hash of the terms: chain and gateway differ in version",
+        ));
     }
     Ok(row)
 }

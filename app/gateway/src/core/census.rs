@@ -65,7 +65,8 @@ impl GatewayCore {
             Census { nonce, waiting: asked.clone(), agree: 0, disagree: 0, held: Vec::new(), until_ms };
         self.censuses.insert(*about, entry);
         for participant in asked {
-            let request = pb::GetSignaturesRequest { escrow_id: self.terms.escrow_id, nonce, challenge: None };
+            let request =
+                pb::GetSignaturesRequest { escrow_id: self.terms.escrow_id, nonce, challenge: None };
             let call = HostCall::GetSignatures(request);
             let purpose = Purpose::Census { about: *about, nonce };
             self.call(&participant, call, self.cfg.ask_ms, Lane::Free, purpose);
@@ -133,12 +134,17 @@ impl GatewayCore {
         let own = self.members.get(about).map_or(0, super::members::Member::weight);
         let disagree = taken.disagree.saturating_add(own);
         let verdict = census(taken.agree, disagree, self.terms.group_size());
-        self.log("escrow_census", verdict == SelfVerdict::Suspect, Some(*about), vec![
-            ("nonce", taken.nonce.to_string()),
-            ("agree", taken.agree.to_string()),
-            ("disagree", disagree.to_string()),
-            ("verdict", format!("{verdict:?}")),
-        ]);
+        self.log(
+            "escrow_census",
+            verdict == SelfVerdict::Suspect,
+            Some(*about),
+            vec![
+                ("nonce", taken.nonce.to_string()),
+                ("agree", taken.agree.to_string()),
+                ("disagree", disagree.to_string()),
+                ("verdict", format!("{verdict:?}")),
+            ],
+        );
         if verdict == SelfVerdict::Suspect {
             self.raise_suspicion("census");
         } else {
@@ -157,10 +163,12 @@ impl GatewayCore {
         self.meta.suspect_at = self.state.nonce().max(1);
         self.note_meta();
         self.suspicion = Suspicion::replaying(State::genesis(self.terms.clone()));
-        self.log("escrow_self_suspect", true, None, vec![
-            ("why", why.to_owned()),
-            ("nonce", self.meta.suspect_at.to_string()),
-        ]);
+        self.log(
+            "escrow_self_suspect",
+            true,
+            None,
+            vec![("why", why.to_owned()), ("nonce", self.meta.suspect_at.to_string())],
+        );
         self.gauge("gateway_self_suspect", None, 1);
         self.fail_queue(RequestError::SelfSuspect);
     }
@@ -217,7 +225,8 @@ impl GatewayCore {
         let census = self.censuses.values().map(|census| census.until_ms).min();
         let doubt = self.suspected() && self.corrupt.is_none();
         let replay = (doubt && self.suspicion.replay.is_some()).then_some(self.now.mono_ms.saturating_add(1));
-        let ask = doubt.then(|| self.suspicion.asked_ms.map_or(self.now.mono_ms, |at| at.saturating_add(ASK_MS)));
+        let ask =
+            doubt.then(|| self.suspicion.asked_ms.map_or(self.now.mono_ms, |at| at.saturating_add(ASK_MS)));
         census.into_iter().chain(replay).chain(ask).chain(self.above_until_ms).min()
     }
 

@@ -213,11 +213,11 @@ impl GatewayCore {
         }
         let owner = self.next_owner()?;
         let member = self.members.get(&owner)?;
-        let hold_until_ms =
-            self.queue.front().map_or(now, |a| a.since_ms.saturating_add(self.cfg.hold_ms));
+        let hold_until_ms = self.queue.front().map_or(now, |a| a.since_ms.saturating_add(self.cfg.hold_ms));
         let candidate = self.queue.iter().position(|asking| {
             let tokens = u128::from(asking.request.input_limit) + u128::from(asking.request.output_limit);
-            let needed = tokens.saturating_mul(self.terms.token_price).saturating_add(self.terms.fee_per_nonce);
+            let needed =
+                tokens.saturating_mul(self.terms.token_price).saturating_add(self.terms.fee_per_nonce);
             !asking.excluded.contains(&owner) && needed <= self.state.balance()
         });
         Some(Look {
@@ -353,10 +353,12 @@ impl GatewayCore {
             member.dirty = true;
         }
         self.metric_count("gateway_ghosts_total", Some(owner), 1);
-        self.log("escrow_ghost", false, Some(owner), vec![
-            ("nonce", nonce.to_string()),
-            ("kind", format!("{kind:?}")),
-        ]);
+        self.log(
+            "escrow_ghost",
+            false,
+            Some(owner),
+            vec![("nonce", nonce.to_string()), ("kind", format!("{kind:?}"))],
+        );
     }
 
     fn dispatch(&mut self, index: usize) -> bool {
@@ -470,7 +472,8 @@ impl GatewayCore {
                 }
             },
             Item::Receipt(receipt) => {
-                let ours = matches!(Tx::from_bytes(&receipt.tx), Ok(Tx::ConfirmStart { id, .. }) if id == nonce);
+                let ours =
+                    matches!(Tx::from_bytes(&receipt.tx), Ok(Tx::ConfirmStart { id, .. }) if id == nonce);
                 let taken = ours && (self.intake(&receipt.tx) || self.has_receipt(nonce));
                 if let Some(flight) = self.flights.get_mut(&nonce) {
                     flight.receipt |= taken;
@@ -539,11 +542,12 @@ impl GatewayCore {
             return;
         }
         let signed = !failed.tx.is_empty();
-        self.log("escrow_inference_failed", false, Some(participant), vec![
-            ("nonce", nonce.to_string()),
-            ("kind", kind.to_string()),
-            ("signed", signed.to_string()),
-        ]);
+        self.log(
+            "escrow_inference_failed",
+            false,
+            Some(participant),
+            vec![("nonce", nonce.to_string()), ("kind", kind.to_string()), ("signed", signed.to_string())],
+        );
         self.flight_failed(nonce, CallError::Aborted);
     }
 
@@ -613,18 +617,24 @@ impl GatewayCore {
         let id = asking.request.request_id;
         if flight.enough {
             let finish_reason = "stop".to_owned();
-            return self.tell(id, ClientEvent::Finished { finish_reason, prompt_tokens: 0, completion_tokens: 0 });
+            return self
+                .tell(id, ClientEvent::Finished { finish_reason, prompt_tokens: 0, completion_tokens: 0 });
         }
         if flight.first_token {
             let kind = asking.kind.unwrap_or(super::KIND_STREAM_RESET);
             return self.tell(id, ClientEvent::Failed(RequestError::HostFailed { kind }));
         }
         let too_large = matches!(&error, CallError::Host(e) if e.code() == pb::escrow_error::Code::TooLarge);
-        self.log("escrow_dispatch_failed", false, Some(flight.participant), vec![
-            ("nonce", nonce.to_string()),
-            ("too_large", too_large.to_string()),
-            ("dispatches", asking.dispatches.to_string()),
-        ]);
+        self.log(
+            "escrow_dispatch_failed",
+            false,
+            Some(flight.participant),
+            vec![
+                ("nonce", nonce.to_string()),
+                ("too_large", too_large.to_string()),
+                ("dispatches", asking.dispatches.to_string()),
+            ],
+        );
         if asking.dispatches >= self.cfg.dispatches {
             let error = self.last_error(&asking);
             return self.tell(id, ClientEvent::Failed(error));
@@ -795,7 +805,11 @@ impl GatewayCore {
     }
 
     /// A ping came back, well or not.
-    pub(super) fn pinged(&mut self, participant: &Address, result: Result<pb::GetPendingResponse, CallError>) {
+    pub(super) fn pinged(
+        &mut self,
+        participant: &Address,
+        result: Result<pb::GetPendingResponse, CallError>,
+    ) {
         // A typed answer, as that it knows no session, is an answer.
         let served = matches!(&result, Ok(_) | Err(CallError::Host(_)))
             && !matches!(&result, Err(CallError::Host(e))

@@ -43,7 +43,13 @@ impl GatewayCore {
         for signed in refused.into_iter().chain([state]) {
             let signer = recover(&signed, &signature).ok();
             if signer.is_some_and(|signer| self.history.speaks_for(participant, &signer, error.nonce)) {
-                return Some(Mismatch { nonce: error.nonce, our_root, their_root, signature, digest: signed });
+                return Some(Mismatch {
+                    nonce: error.nonce,
+                    our_root,
+                    their_root,
+                    signature,
+                    digest: signed,
+                });
             }
         }
         None

@@ -40,7 +40,12 @@ impl GatewayCore {
             self.meta.closing = true;
             self.note_meta();
             self.urgent = true;
-            self.log("escrow_finalize_requested", false, None, vec![("nonce", self.state.nonce().to_string())]);
+            self.log(
+                "escrow_finalize_requested",
+                false,
+                None,
+                vec![("nonce", self.state.nonce().to_string())],
+            );
         }
         self.fail_queue(RequestError::EscrowExhausted);
     }
@@ -92,7 +97,10 @@ impl GatewayCore {
             return;
         }
         if self.corrupt.is_none() && !self.meta.expired && !self.suspected() {
-            if self.state.phase() == Phase::Active && !self.meta.closing && (self.must_finalize() || self.broke()) {
+            if self.state.phase() == Phase::Active
+                && !self.meta.closing
+                && (self.must_finalize() || self.broke())
+            {
                 self.log("escrow_used_up", true, None, vec![("nonce", self.state.nonce().to_string())]);
                 self.finalize();
             }
@@ -106,7 +114,9 @@ impl GatewayCore {
                 let state = self.state.clone();
                 self.closing.collect = Some(Collect { state, dispute: false, asked_ms: None, done: false });
                 for (participant, member) in &self.members {
-                    if let Some((nonce, sig)) = member.signed.filter(|(nonce, _)| *nonce == self.state.nonce()) {
+                    if let Some((nonce, sig)) =
+                        member.signed.filter(|(nonce, _)| *nonce == self.state.nonce())
+                    {
                         self.kept.entry(nonce).or_default().insert(*participant, sig);
                     }
                 }

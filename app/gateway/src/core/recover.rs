@@ -9,6 +9,7 @@ use holdfast_escrow::session::{Diff, FrozenConfig, State, Tx, apply};
 use holdfast_host::store::LocalDb;
 use holdfast_store::{Order, StoreError};
 
+use super::GatewayCore;
 use super::api::{Effect, Entropy, GatewayConfig, Now, OpenError, PermitPool, Signer};
 use super::census::Suspicion;
 use super::finalize::Closing;
@@ -17,7 +18,6 @@ use super::members::{Member, group};
 use super::pending::Pending;
 use super::store::{DIFFS, DUES, Ledger, MEMBERS, META, Meta, PENDING, SIGNATURES, SNAPSHOTS};
 use super::timeouts::Due;
-use super::GatewayCore;
 
 /// How long a recovered session waits for hosts that may know a longer log of ours.
 const SETTLE_MS: u64 = 2_000;
@@ -199,23 +199,21 @@ impl GatewayCore {
             out: Vec::new(),
             held: Vec::new(),
         };
-        core.log(if fresh { "escrow_opened" } else { "escrow_recovered" }, false, None, vec![
-            ("nonce", core.state.nonce().to_string()),
-            ("flags", core.flags.len().to_string()),
-        ]);
+        core.log(
+            if fresh { "escrow_opened" } else { "escrow_recovered" },
+            false,
+            None,
+            vec![("nonce", core.state.nonce().to_string()), ("flags", core.flags.len().to_string())],
+        );
         if settled {
             core.end(super::api::RetireReason::Settled);
         } else if let Some((nonce, reason)) = log.corrupt {
-            core.log("escrow_log_broken", true, None, vec![
-                ("nonce", nonce.to_string()),
-                ("reason", reason),
-            ]);
+            core.log("escrow_log_broken", true, None, vec![("nonce", nonce.to_string()), ("reason", reason)]);
             let good = core.state.clone();
             core.self_corrupt(nonce, good);
         } else {
             if suspected {
-                core.suspicion =
-                    Suspicion::replaying(State::genesis(core.terms.clone()));
+                core.suspicion = Suspicion::replaying(State::genesis(core.terms.clone()));
             }
             core.resume_repairs();
             let all: Vec<_> = core.members.keys().copied().collect();

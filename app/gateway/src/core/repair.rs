@@ -66,9 +66,9 @@ impl GatewayCore {
     }
 
     pub(super) fn repairing(&self, participant: &Address) -> bool {
-        self.flags.get(participant).is_some_and(|flag| {
-            !matches!(flag.repair.phase, RepairPhase::GaveUp | RepairPhase::Stopped)
-        })
+        self.flags
+            .get(participant)
+            .is_some_and(|flag| !matches!(flag.repair.phase, RepairPhase::GaveUp | RepairPhase::Stopped))
     }
 
     pub(super) fn nonce_use(&self, participant: &Address) -> NonceUse {
@@ -184,7 +184,9 @@ impl GatewayCore {
         let mut next = None;
         for effect in effects {
             match effect {
-                RepairEffect::InsertFlag | RepairEffect::RecordEvidence { .. } | RepairEffect::HandleTimeout => {}
+                RepairEffect::InsertFlag
+                | RepairEffect::RecordEvidence { .. }
+                | RepairEffect::HandleTimeout => {}
                 RepairEffect::ClearFlag => {
                     if let Some(member) = self.member(participant) {
                         member.bound = Bound::Agreed;
@@ -192,8 +194,11 @@ impl GatewayCore {
                 }
                 RepairEffect::MoveCursor(nonce) => self.set_cursor(participant, nonce),
                 RepairEffect::QueueTxs => {
-                    let offered =
-                        self.workers.get_mut(participant).map(|w| std::mem::take(&mut w.offered)).unwrap_or_default();
+                    let offered = self
+                        .workers
+                        .get_mut(participant)
+                        .map(|w| std::mem::take(&mut w.offered))
+                        .unwrap_or_default();
                     for tx in offered.iter().take(super::pending::MAX_PENDING) {
                         self.intake(tx);
                     }
@@ -215,7 +220,8 @@ impl GatewayCore {
                     let challenge = self.entropy.draw();
                     let began_ms = self.now.mono_ms;
                     let worker = self.workers.entry(*participant).or_default();
-                    worker.running = Some(Running { generation, attempt, target, challenge, began_ms, bytes: 0 });
+                    worker.running =
+                        Some(Running { generation, attempt, target, challenge, began_ms, bytes: 0 });
                     self.metric_count("gateway_repair_attempts_total", Some(*participant), 1);
                 }
                 RepairEffect::TakeCensus => self.take_census(participant),
@@ -246,7 +252,9 @@ impl GatewayCore {
                 }
                 RepairEffect::FindFirstBad { bad } => self.search_first_bad(participant, bad),
                 RepairEffect::Cancel => {
-                    if let Some(call) = self.workers.get_mut(participant).and_then(|worker| worker.call.take()) {
+                    if let Some(call) =
+                        self.workers.get_mut(participant).and_then(|worker| worker.call.take())
+                    {
                         self.forget_call(call);
                         self.emit(Effect::AbortCall { call_id: call });
                     }
@@ -317,7 +325,8 @@ impl GatewayCore {
         let running = self.workers.get(participant)?.running.as_ref()?;
         let target = running.target;
         let count = usize::try_from(max_diffs).unwrap_or(1).clamp(1, self.cfg.chunk_diffs.max(1));
-        let Ok(diffs) = self.ledger.diffs(cursor.saturating_add(1), target, count, self.cfg.chunk_bytes) else {
+        let Ok(diffs) = self.ledger.diffs(cursor.saturating_add(1), target, count, self.cfg.chunk_bytes)
+        else {
             return Some(RepairEvent::StoreUnreadable);
         };
         let bytes: u64 = diffs.iter().map(|diff| diff.len() as u64).sum();
@@ -409,7 +418,8 @@ impl GatewayCore {
         result: Result<super::api::HostReply, CallError>,
     ) {
         use super::api::HostReply;
-        let Some(worker) = self.workers.get_mut(participant).filter(|worker| worker.call == Some(call_id)) else {
+        let Some(worker) = self.workers.get_mut(participant).filter(|worker| worker.call == Some(call_id))
+        else {
             return;
         };
         worker.call = None;
@@ -516,7 +526,9 @@ impl GatewayCore {
             }
         };
         match error.code() {
-            Code::Behind => (RepairEvent::ChunkBehind { have: error.have_nonce.min(self.state.nonce()) }, None),
+            Code::Behind => {
+                (RepairEvent::ChunkBehind { have: error.have_nonce.min(self.state.nonce()) }, None)
+            }
             Code::SessionNotFound => (RepairEvent::NotFound, None),
             Code::RootMismatch => match self.refusal(participant, &error) {
                 Some(mismatch) => {
@@ -600,7 +612,8 @@ impl GatewayCore {
                 pb::GetSignaturesRequest { escrow_id: self.terms.escrow_id, nonce, challenge: None };
             let call = HostCall::GetSignatures(request);
             let id = self.call(participant, call, self.cfg.ask_ms, Lane::Free, Purpose::Probe { nonce });
-            if let Some(search) = self.workers.get_mut(participant).and_then(|worker| worker.search.as_mut()) {
+            if let Some(search) = self.workers.get_mut(participant).and_then(|worker| worker.search.as_mut())
+            {
                 search.call = Some(id);
             }
             return;

@@ -84,13 +84,14 @@ pub struct SessionStatus {
 impl GatewayCore {
     /// The session as it is.
     pub fn status(&self) -> SessionStatus {
-        let phase = match (self.meta.settled, self.over.is_some() || self.corrupt.is_some(), self.state.phase()) {
-            (true, ..) => "settled",
-            (_, true, _) => "retired",
-            (_, _, Phase::Active) => "active",
-            (_, _, Phase::Finalizing) => "finalizing",
-            (_, _, Phase::Frozen) => "frozen",
-        };
+        let phase =
+            match (self.meta.settled, self.over.is_some() || self.corrupt.is_some(), self.state.phase()) {
+                (true, ..) => "settled",
+                (_, true, _) => "retired",
+                (_, _, Phase::Active) => "active",
+                (_, _, Phase::Finalizing) => "finalizing",
+                (_, _, Phase::Frozen) => "frozen",
+            };
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         SessionStatus {
             escrow_id: self.terms.escrow_id,

@@ -5,7 +5,9 @@ use std::mem;
 use borsh::{BorshDeserialize, BorshSerialize};
 use holdfast_escrow::session::{Hash, Signature};
 use holdfast_host::store::LocalDb;
-use holdfast_store::{BranchKv, KeyCodec, KvRead, KvWrite, Map, Order, Prefix, StoreError, WriteSet, assert_distinct};
+use holdfast_store::{
+    BranchKv, KeyCodec, KvRead, KvWrite, Map, Order, Prefix, StoreError, WriteSet, assert_distinct,
+};
 use holdfast_types::Address;
 
 use super::limiter::LimiterRow;
@@ -19,9 +21,8 @@ const P_DUES: Prefix = Prefix::new(SPACE, 5, "dues");
 const P_BODIES: Prefix = Prefix::new(SPACE, 6, "bodies");
 const P_MEMBERS: Prefix = Prefix::new(SPACE, 7, "members");
 const P_SIGNATURES: Prefix = Prefix::new(SPACE, 8, "signatures");
-const _: () = assert_distinct(&[
-    P_META, P_DIFFS, P_SNAPSHOTS, P_PENDING, P_DUES, P_BODIES, P_MEMBERS, P_SIGNATURES,
-]);
+const _: () =
+    assert_distinct(&[P_META, P_DIFFS, P_SNAPSHOTS, P_PENDING, P_DUES, P_BODIES, P_MEMBERS, P_SIGNATURES]);
 
 /// By escrow: what the session was begun with, and what must not be forgotten.
 pub(super) const META: Map<u64, Meta> = Map::new(P_META);

@@ -24,8 +24,8 @@ use super::journal::Owed;
 use super::machine::{self, Machine, View};
 use super::{Counted, Inner, Session};
 use crate::core::{
-    CallError, CallId, ClientEvent, Effect, Event, FlagView, HostCall, Lane, LogLine, RequestError, RequestId,
-    RetireReason, UserRequest, Verb, VerbError,
+    CallError, CallId, ClientEvent, Effect, Event, FlagView, HostCall, Lane, LogLine, RequestError,
+    RequestId, RetireReason, UserRequest, Verb, VerbError,
 };
 use crate::metrics;
 
@@ -109,7 +109,12 @@ pub(super) struct Actor {
 }
 
 impl Actor {
-    pub(super) fn new(inner: Arc<Inner>, session: Arc<Session>, inbox: mpsc::Receiver<Input>, caller: Caller) -> Self {
+    pub(super) fn new(
+        inner: Arc<Inner>,
+        session: Arc<Session>,
+        inbox: mpsc::Receiver<Input>,
+        caller: Caller,
+    ) -> Self {
         Self {
             escrow_id: session.escrow_id,
             inner,
@@ -128,7 +133,11 @@ impl Actor {
     }
 
     /// Runs the session to its end. Nothing of it is left then but the inbox, which goes back.
-    pub(super) async fn run(mut self, mut machine: Box<dyn Machine>, effects: Vec<Effect>) -> (End, mpsc::Receiver<Input>) {
+    pub(super) async fn run(
+        mut self,
+        mut machine: Box<dyn Machine>,
+        effects: Vec<Effect>,
+    ) -> (End, mpsc::Receiver<Input>) {
         self.session.look(machine.glance(self.inner.clock.now()));
         self.execute(effects).await;
         let mut inputs = Vec::with_capacity(BATCH);
@@ -154,7 +163,10 @@ impl Actor {
                     machine = back;
                     self.execute(effects).await;
                     if self.end.is_none() && self.session.glance().storage_failed {
-                        tracing::error!(escrow = self.escrow_id, "gateway_store_failed: the session is opened again");
+                        tracing::error!(
+                            escrow = self.escrow_id,
+                            "gateway_store_failed: the session is opened again"
+                        );
                         self.close().await;
                         let _ = tokio::task::spawn_blocking(move || drop(machine)).await;
                         return (End::Broken, self.inbox);
@@ -175,7 +187,11 @@ impl Actor {
     }
 
     /// One trip to the blocking thread; `None` when the machine panicked.
-    async fn step(&self, mut machine: Box<dyn Machine>, work: Vec<Work>) -> Option<(Box<dyn Machine>, Vec<Effect>)> {
+    async fn step(
+        &self,
+        mut machine: Box<dyn Machine>,
+        work: Vec<Work>,
+    ) -> Option<(Box<dyn Machine>, Vec<Effect>)> {
         let (clock, hrp, session) = (self.inner.clock, self.inner.hrp.clone(), Arc::clone(&self.session));
         let stepped = tokio::task::spawn_blocking(move || {
             let mut effects = Vec::new();
@@ -187,7 +203,9 @@ impl Actor {
                     Work::Announce { participant, signer, boot_id, done } => {
                         let known = machine.speaks_for(&signer, &participant);
                         if known {
-                            effects.extend(machine.handle(clock.now(), Event::Announce { participant, boot_id }));
+                            effects.extend(
+                                machine.handle(clock.now(), Event::Announce { participant, boot_id }),
+                            );
                         }
                         let _ = done.send(known);
                     }
@@ -339,7 +357,8 @@ impl Actor {
     }
 
     fn log(&self, line: &LogLine) {
-        let participant = line.participant.map(|address| address.to_bech32(&self.inner.hrp)).unwrap_or_default();
+        let participant =
+            line.participant.map(|address| address.to_bech32(&self.inner.hrp)).unwrap_or_default();
         let fields: Vec<String> = line.fields.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let (escrow, stage, fields) = (self.escrow_id, line.stage, fields.join(" "));
         match line.alarm {

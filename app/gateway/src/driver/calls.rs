@@ -181,7 +181,8 @@ pub(super) fn child(traceparent: &str, span: [u8; 8]) -> Option<String> {
     let mut parts = traceparent.split('-');
     let (version, trace, parent, flags) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
     let hex = |text: &str, len| text.len() == len && text.bytes().all(|b| b.is_ascii_hexdigit());
-    let known = version == "00" && hex(trace, 32) && hex(parent, 16) && hex(flags, 2) && parts.next().is_none();
+    let known =
+        version == "00" && hex(trace, 32) && hex(parent, 16) && hex(flags, 2) && parts.next().is_none();
     let span = span.map(|byte| format!("{byte:02x}")).concat();
     known.then(|| format!("00-{trace}-{span}-{flags}"))
 }
@@ -211,7 +212,8 @@ mod tests {
     #[tokio::test]
     async fn a_host_that_is_not_there_is_a_transport_error() {
         let channel = tonic::transport::Endpoint::from_static("http://127.0.0.1:9").connect_lazy();
-        let status = HostClient::new(channel).get_pending(pb::GetPendingRequest { escrow_id: 1 }).await.unwrap_err();
+        let status =
+            HostClient::new(channel).get_pending(pb::GetPendingRequest { escrow_id: 1 }).await.unwrap_err();
         assert_eq!(call_error(&status), CallError::Transport);
     }
 

@@ -145,7 +145,11 @@ impl Hosts {
                 leases: 0,
                 host: Arc::new(Host {
                     users: Arc::new(Semaphore::new(
-                        self.0.limits.connections.saturating_mul(self.0.limits.streams).min(Semaphore::MAX_PERMITS),
+                        self.0
+                            .limits
+                            .connections
+                            .saturating_mul(self.0.limits.streams)
+                            .min(Semaphore::MAX_PERMITS),
                     )),
                     votes: Arc::new(Semaphore::new(self.0.limits.votes)),
                     lines: Mutex::default(),
@@ -278,7 +282,8 @@ mod tests {
 
     #[tokio::test]
     async fn connections_grow_with_calls_and_go_with_the_last_lease() {
-        let hosts = hosts(HostLimits { connections: 2, streams: 2, admission_ms: 10, ..HostLimits::default() });
+        let hosts =
+            hosts(HostLimits { connections: 2, streams: 2, admission_ms: 10, ..HostLimits::default() });
         assert!(matches!(hosts.seat(&A, Queue::User).await, Err(CallError::Aborted)), "nobody holds a lease");
         let (first, second) = (hosts.lease(vec![A]), hosts.lease(vec![A, B]));
         let mut seats = Vec::new();

@@ -28,7 +28,17 @@ const P_KEYS: Prefix = Prefix::new(SPACE, 10, "API keys");
 const P_REPLIES: Prefix = Prefix::new(SPACE, 11, "replies");
 const P_MARKS: Prefix = Prefix::new(SPACE, 12, "reply marks");
 const _: () = assert_distinct(&[
-    P_ESCROWS, P_INTENT, P_EVENTS, P_EVENT_SEQ, P_LAST, P_AUDITS, P_AUDIT_SEQ, P_SPENT, P_PROBES, P_KEYS, P_REPLIES,
+    P_ESCROWS,
+    P_INTENT,
+    P_EVENTS,
+    P_EVENT_SEQ,
+    P_LAST,
+    P_AUDITS,
+    P_AUDIT_SEQ,
+    P_SPENT,
+    P_PROBES,
+    P_KEYS,
+    P_REPLIES,
     P_MARKS,
 ]);
 
@@ -317,7 +327,14 @@ impl Journal {
     }
 
     /// Appends a change of a flag; `set` = the flag is still there after it.
-    pub fn event(&self, stage: &str, at: u64, flag: pb::DivergenceFlag, who: (u64, Address), set: bool) -> Result<u64> {
+    pub fn event(
+        &self,
+        stage: &str,
+        at: u64,
+        flag: pb::DivergenceFlag,
+        who: (u64, Address),
+        set: bool,
+    ) -> Result<u64> {
         let seq = self.step(true, |store| {
             let seq = EVENT_SEQ.next(store)?.saturating_add(1);
             let row = pb::WatchDivergenceResponse { seq, at, stage: stage.to_owned(), flag: Some(flag) };

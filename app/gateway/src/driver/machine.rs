@@ -111,7 +111,8 @@ impl CoreOpener {
 impl Opener for CoreOpener {
     fn open(&self, frozen: FrozenConfig, now: Now) -> Result<(Box<dyn Machine>, Vec<Effect>), OpenError> {
         let folder = self.home.join(format!("escrow-{}", frozen.escrow_id));
-        let db = FjallDb::open(&folder, "gateway session").map_err(|error| OpenError::Storage(error.to_string()))?;
+        let db = FjallDb::open(&folder, "gateway session")
+            .map_err(|error| OpenError::Storage(error.to_string()))?;
         let opened = GatewayCore::open(
             Box::new(db),
             self.config.clone(),

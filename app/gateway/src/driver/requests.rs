@@ -59,8 +59,8 @@ impl openai::Sessions for Gateway {
                 let token_at = session.token_at.load(Ordering::Relaxed);
                 ready.active_escrow = true;
                 sound |= !glance.self_suspect;
-                ready.sign_of_life |= glance.sign_of_life
-                    || (token_at > 0 && now.saturating_sub(token_at) <= SIGN_OF_LIFE_MS);
+                ready.sign_of_life |=
+                    glance.sign_of_life || (token_at > 0 && now.saturating_sub(token_at) <= SIGN_OF_LIFE_MS);
             }
         }
         // One sound escrow is enough.
@@ -125,7 +125,8 @@ impl Relay {
     /// Why no escrow was even asked.
     fn nobody(&self) -> openai::Failure {
         let sessions = self.inner.sessions();
-        let of_model = || sessions.values().filter(|session| session.row.config.model == self.submission.model);
+        let of_model =
+            || sessions.values().filter(|session| session.row.config.model == self.submission.model);
         if of_model().any(|session| session.glance().self_suspect) {
             return failure(&RequestError::SelfSuspect);
         }
@@ -143,8 +144,11 @@ impl Relay {
             let (config, glance) = (&session.row.config, session.glance());
             let open = config.model == submission.model && glance.active && !glance.self_suspect;
             let price = tokens.saturating_mul(config.token_price).saturating_add(config.fee_per_nonce);
-            (open && !tried.contains(&session.escrow_id))
-                .then_some((price > glance.balance, glance.queued, session.escrow_id))
+            (open && !tried.contains(&session.escrow_id)).then_some((
+                price > glance.balance,
+                glance.queued,
+                session.escrow_id,
+            ))
         };
         let sessions = inner.sessions();
         let ranked = sessions.values().filter_map(|session| Some((rank(session)?, session)));
@@ -223,11 +227,9 @@ impl Relay {
 
     fn event(&self, session: &Session, event: ClientEvent) -> openai::Event {
         match event {
-            ClientEvent::Dispatched { nonce, executor, slot: _ } => openai::Event::Dispatched(openai::Dispatch {
-                escrow: session.escrow_id,
-                nonce,
-                executor,
-            }),
+            ClientEvent::Dispatched { nonce, executor, slot: _ } => {
+                openai::Event::Dispatched(openai::Dispatch { escrow: session.escrow_id, nonce, executor })
+            }
             ClientEvent::Delta { index: _, text, token_ids } => openai::Event::Delta { text, token_ids },
             ClientEvent::Finished { finish_reason, prompt_tokens, completion_tokens } => {
                 let finish_reason = match finish_reason.as_str() {

@@ -106,7 +106,8 @@ async fn attempt(inner: &Arc<Inner>, escrow_id: u64, owed: &Owed) -> Result<Step
         return Ok(Step::Paid("settled"));
     }
     // A dispute that was brought is paid at the end of its window.
-    let brought = row.status == Disputed && row.disputed_nonce.is_some_and(|nonce| nonce >= owed.settlement.nonce);
+    let brought =
+        row.status == Disputed && row.disputed_nonce.is_some_and(|nonce| nonce >= owed.settlement.nonce);
     if brought || inner.chain.height().await? < row.expires_at {
         return Ok(Step::Wait);
     }
