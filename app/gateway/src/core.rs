@@ -236,9 +236,11 @@ impl GatewayCore {
 
     /// Makes the step durable and returns its effects. What a failed commit concerns is held back until one succeeds.
     fn finish_step(&mut self) -> Vec<Effect> {
-        self.note_members();
+        // Cursors and counts wait for other rows: a lost cursor costs a longer tail. What hosts gave and still hold is
+        // written without a sync; what a call of this step rests on is synced first.
         if self.staged.is_none() && (self.ledger.is_dirty() || self.urgent) {
-            match self.ledger.commit(&BTreeMap::new()) {
+            self.note_members();
+            match self.ledger.commit(&BTreeMap::new(), self.urgent) {
                 Ok(()) => self.urgent = false,
                 Err(error) => self.storage_failed(&error),
             }

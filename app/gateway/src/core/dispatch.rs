@@ -321,7 +321,7 @@ impl GatewayCore {
                 }
                 true
             }
-            Err(StepError::Refused(error, _)) => {
+            Err(StepError::Refused(error)) => {
                 self.log("escrow_pass_refused", true, None, vec![("error", error.to_string())]);
                 self.fail_queue(RequestError::EscrowExhausted);
                 false
@@ -370,7 +370,7 @@ impl GatewayCore {
         let step = Step::Start { input_limit, output_limit, body, kind, asking: Some(asking) };
         match self.advance(step) {
             Ok(_) => true,
-            Err(StepError::Refused(error, _)) => {
+            Err(StepError::Refused(error)) => {
                 self.log("escrow_start_refused", true, None, vec![("error", error.to_string())]);
                 self.tell(id, ClientEvent::Failed(RequestError::EscrowExhausted));
                 true
@@ -438,7 +438,9 @@ impl GatewayCore {
             request_id: flight.label.clone(),
         });
         flight.heard_ms = now;
-        let id = self.call(participant, call, left, Lane::User, Purpose::Infer { nonce });
+        // After the deadline the stream stays open for a while: the executor's word on the cancellation comes through it.
+        let timeout_ms = left.saturating_add(self.cfg.ask_ms);
+        let id = self.call(participant, call, timeout_ms, Lane::User, Purpose::Infer { nonce });
         if let Some(flight) = self.flights.get_mut(&nonce) {
             flight.call = Some(id);
         }
@@ -569,8 +571,13 @@ impl GatewayCore {
         flight.call = None;
         let participant = flight.participant;
         let resend = !flight.resent && !flight.receipt && !flight.first_token;
+        let cancelled = flight.cancel.is_some() || flight.deadline_ms <= self.now.mono_ms;
         use pb::escrow_error::Code;
         match result {
+            // Our own cancellation or deadline is never the host's fault.
+            Ok(()) | Err(CallError::Timeout | CallError::Transport) if cancelled => {
+                self.flight_failed(nonce, CallError::Aborted);
+            }
             Ok(()) => {
                 // A stream that ends without Finished or Failed is broken.
                 self.blame(&participant, &CallError::Transport);
@@ -686,8 +693,12 @@ impl GatewayCore {
             self.cancel(nonce, "deadline");
         }
         for nonce in lost {
-            if let Some(participant) = self.flights.get(&nonce).map(|flight| flight.participant) {
-                self.blame(&participant, &CallError::Timeout);
+            let flight = self.flights.get(&nonce).map(|flight| (flight.participant, flight.cancel.is_some()));
+            if let Some((participant, cancelled)) = flight {
+                // What we cancelled may end without a word: our doing.
+                if !cancelled {
+                    self.blame(&participant, &CallError::Timeout);
+                }
                 self.flight_failed(nonce, CallError::Timeout);
             }
         }
@@ -731,6 +742,7 @@ impl GatewayCore {
             && !due.row.cancelled
         {
             due.row.cancelled = true;
+            self.urgent = true;
             let row = due.row.clone();
             self.ledger.set(&DUES, &(self.terms.escrow_id, nonce), &row);
         }
@@ -763,7 +775,15 @@ impl GatewayCore {
                 }
                 let word = self.pending.get(&holdfast_escrow::session::TxKey::Error(nonce)).cloned();
                 if let Some(Tx::ReportError { input_tokens, output_tokens, .. }) = word {
-                    self.enough(nonce, input_tokens, output_tokens);
+                    // The executor's word ends the record; its stream has nothing more to say.
+                    let call = self.flights.get(&nonce).and_then(|flight| flight.call);
+                    if !self.enough(nonce, input_tokens, output_tokens) {
+                        self.flights.remove(&nonce);
+                    }
+                    if let Some(call) = call {
+                        self.forget_call(call);
+                        self.emit(Effect::AbortCall { call_id: call });
+                    }
                 }
             }
             Err(error) => {

@@ -123,7 +123,7 @@ impl GatewayCore {
             None => {
                 let meta = Meta { config_digest, ..Meta::default() };
                 ledger.set(&META, &escrow, &meta);
-                ledger.commit(&BTreeMap::new())?;
+                ledger.commit(&BTreeMap::new(), true)?;
                 meta
             }
         };

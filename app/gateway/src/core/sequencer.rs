@@ -54,7 +54,7 @@ pub(super) enum StepError {
     /// The store refused, or a staged diff waits. What was asked for is given back, or staged (`None`).
     Storage(Option<Asking>),
     /// The state machine refuses.
-    Refused(ApplyError, Option<Asking>),
+    Refused(ApplyError),
 }
 
 /// A signed diff that is not known to be durable.
@@ -103,7 +103,7 @@ impl GatewayCore {
         };
         let composed = match composed {
             Ok(composed) => composed,
-            Err(error) => return Err(StepError::Refused(error, start.and_then(|(_, asking)| asking))),
+            Err(error) => return Err(StepError::Refused(error)),
         };
         let mut diff = Diff {
             escrow_id: self.terms.escrow_id,
@@ -214,7 +214,7 @@ impl GatewayCore {
     /// Commits and installs, or keeps staged.
     fn persist(&mut self, mut staged: Staged) -> bool {
         self.note_members();
-        match self.ledger.commit(&staged.rows) {
+        match self.ledger.commit(&staged.rows, true) {
             Ok(()) => {
                 self.install(staged);
                 true

@@ -178,30 +178,20 @@ impl Ledger {
         }
     }
 
-    pub(super) fn remove<K: KeyCodec, V: BorshSerialize + BorshDeserialize>(
-        &mut self,
-        map: &Map<K, V>,
-        key: &K,
-    ) {
-        if let Err(error) = self.write(|store| map.remove(store, key)) {
-            tracing::error!(%error, "a row could not be removed");
-        }
-    }
-
     /// Whether rows wait.
     pub(super) fn is_dirty(&self) -> bool {
         !self.waiting.is_empty()
     }
 
     /// Commits what waits, with `more` on top: all or nothing. After a failure the rows wait on and `more` is the
-    /// caller's to bring again.
-    pub(super) fn commit(&mut self, more: &WriteSet) -> Result<(), StoreError> {
+    /// caller's to bring again. With `sync` it survives a power cut, otherwise the end of the process only.
+    pub(super) fn commit(&mut self, more: &WriteSet, sync: bool) -> Result<(), StoreError> {
         let mut rows = self.waiting.clone();
         rows.extend(more.iter().map(|(key, value)| (key.clone(), value.clone())));
         if rows.is_empty() {
             return Ok(());
         }
-        let done = self.db.commit(rows, true);
+        let done = self.db.commit(rows, sync);
         self.failed = done.is_err();
         if done.is_ok() {
             self.waiting.clear();
@@ -244,11 +234,5 @@ impl Ledger {
             }
         }
         Ok(nonces)
-    }
-
-    /// Forgets rows that wait, as a crash does.
-    #[cfg(test)]
-    pub(super) fn into_db(self) -> Box<dyn LocalDb> {
-        self.db
     }
 }
