@@ -12,6 +12,7 @@ mod cast;
 mod chain;
 mod child;
 mod diff;
+mod escrow_ops;
 mod load;
 mod memory;
 mod modes;

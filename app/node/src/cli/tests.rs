@@ -1246,7 +1246,7 @@ fn version_is_one_line_and_long_says_more() {
 #[test]
 fn unknown_commands_list_those_that_exist() {
     run(&["tx", "bankk"])
-        .refused(11, &["bankk", "auth, bank, breaker, epochs, gov, inference, participants"]);
+        .refused(11, &["bankk", "auth, bank, breaker, epochs, escrow, gov, inference, participants"]);
     run(&["query", "inference", "get-random"]).refused(11, &["get-random-executor", "sprt"]);
     run(&["frobnicate"]).refused(
         11,
