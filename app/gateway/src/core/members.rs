@@ -172,14 +172,12 @@ impl GatewayCore {
         let signed = self.state_signature(participant, nonce, &root, signature);
         match (ours == root, signed) {
             (true, Some(signature)) => {
-                let mut newest = false;
                 if let Some(member) = self.member(participant)
                     && member.signed.is_none_or(|(at, _)| at <= nonce)
                 {
                     member.signed = Some((nonce, signature));
-                    newest = true;
                 }
-                if newest && self.keeps(nonce) {
+                if self.keeps(nonce) {
                     self.keep_signature(nonce, *participant, signature);
                 }
                 self.suspect_signature(participant, nonce);
@@ -238,7 +236,9 @@ impl GatewayCore {
                 if let Some(member) = self.member(participant)
                     && member.waiting.len() < MAX_WAITING
                 {
-                    member.waiting.push(then);
+                    if !member.waiting.contains(&then) {
+                        member.waiting.push(then);
+                    }
                     self.catch_up(participant);
                 } else {
                     self.undeliverable(participant, then, &CallError::Aborted);
