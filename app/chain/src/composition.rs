@@ -5,19 +5,22 @@
 
 use std::sync::Arc;
 
-use holdfast_inference::{Deps, Requesters};
+use holdfast_inference::{Deps, Groups, Requesters};
 use holdfast_store::{KvRead, StoreError};
 use holdfast_types::traits::{
-    Eligibility, EligibilityHooks, EpochHooks, EpochInfo, ParticipantsWrite, WeightSource,
+    Eligibility, EligibilityHooks, EpochHooks, EpochInfo, EscrowCounts, EscrowHooks, ParticipantsWrite,
+    WeightSource,
 };
 use holdfast_types::{Address, BlockContext, Context, Event, Module, ModuleError, ValidatorUpdate};
+
+use crate::ante::FEE_COLLECTOR;
 
 /// Name of the space that holds the chain's own settings.
 pub const APP_SPACE: &str = "app";
 
 /// Names of the modules, in genesis order: balances before those who spend them, the schedule before its
 /// listeners, members before the breaker that sums over them, the authority last.
-pub const MODULE_NAMES: &[&str] = &["auth", "bank", "epochs", "participants", "inference", "breaker", "gov"];
+pub const MODULE_NAMES: &[&str] = &["auth", "bank", "epochs", "participants", "inference", "breaker", "escrow", "gov"];
 
 /// The embedder's choices.
 #[derive(Clone)]
@@ -57,6 +60,7 @@ impl Composition {
             Box::new(holdfast_participants::ParticipantsModule { keeper: self.participants() }),
             Box::new(holdfast_inference::InferenceModule),
             Box::new(holdfast_breaker::BreakerModule(self.participants())),
+            Box::new(holdfast_escrow::EscrowModule { bank: &holdfast_bank::Keeper }),
             Box::new(holdfast_gov::GovModule { bank: &holdfast_bank::Keeper }),
         ]
     }
@@ -70,6 +74,20 @@ pub(crate) struct Hooks<'a> {
 impl Hooks<'_> {
     pub(crate) fn breaker(&self) -> holdfast_breaker::Keeper<'_> {
         holdfast_breaker::Keeper::new(&self.participants)
+    }
+
+    /// Runs `use_them` with x/escrow's neighbours.
+    pub(crate) fn escrow<T>(&self, use_them: impl FnOnce(&holdfast_escrow::Deps<'_>) -> T) -> T {
+        let breaker = self.breaker();
+        use_them(&holdfast_escrow::Deps {
+            bank: &holdfast_bank::Keeper,
+            accounts: &holdfast_auth::Keeper,
+            epochs: &holdfast_epochs::Keeper,
+            groups: &Groups { participants: &self.participants, breaker: &breaker },
+            stamps: &breaker,
+            hooks: self,
+            fee_collector: Address::module(FEE_COLLECTOR),
+        })
     }
 
     /// Runs `use_them` with x/gov's neighbours.
@@ -123,6 +141,13 @@ impl EligibilityHooks for Hooks<'_> {
     }
 }
 
+impl EscrowHooks for Hooks<'_> {
+    fn after_escrow_settled(&self, ctx: &mut Context<'_>, counts: &EscrowCounts) -> Result<(), ModuleError> {
+        holdfast_inference::Keeper.after_escrow_settled(ctx, counts)?;
+        self.breaker().after_escrow_settled(ctx, counts)
+    }
+}
+
 impl ParticipantsWrite for Hooks<'_> {
     fn deactivate(&self, ctx: &mut Context<'_>, participant: &Address) -> Result<(), ModuleError> {
         self.participants.deactivate(ctx, participant, self)
@@ -170,6 +195,11 @@ pub const STEPS: &[Step] = &[
         name: "E1 inference expiry",
         policy: Policy::DiscardAndRecord,
         reason: "misses judged in their block",
+    },
+    Step {
+        name: "E1 escrow close",
+        policy: Policy::DiscardAndRecord,
+        reason: "counts of disputes judged in their block",
     },
     Step {
         name: "E2 inference sprt",
@@ -241,15 +271,17 @@ impl Composition {
             step(ctx, "E1 inference expiry", |ctx| {
                 hooks.inference(|deps| holdfast_inference::expire(ctx, deps))
             })?;
+            step(ctx, "E1 escrow close", |ctx| hooks.escrow(|deps| holdfast_escrow::close(ctx, deps)))?;
             step(ctx, "E2 inference sprt", |ctx| {
                 hooks.inference(|deps| holdfast_inference::sprt_step(ctx, deps))
             })?;
             step(ctx, "E3 breaker", |ctx| Ok(hooks.breaker().end_block(ctx)?))?;
             let updates = step(ctx, "E4 validators", |ctx| hooks.participants.validator_updates(ctx))?;
-            // Three branches: a failing one must not keep its neighbours' rows.
+            // A branch for each: a failing one must not keep its neighbours' rows.
             step(ctx, "E4 prune", |ctx| hooks.participants.end_block(ctx))?;
             step(ctx, "E4 prune", |ctx| Ok(hooks.breaker().prune(ctx)?))?;
             step(ctx, "E4 prune", |ctx| holdfast_inference::prune(ctx, &holdfast_epochs::Keeper))?;
+            step(ctx, "E4 prune", |ctx| holdfast_escrow::prune(ctx, &holdfast_epochs::Keeper))?;
             step(ctx, "E5 gov", |ctx| hooks.gov(|deps| holdfast_gov::abci::end_block(ctx, deps)))?;
             Ok(updates)
         })
@@ -268,7 +300,9 @@ impl Composition {
         holdfast_inference::invariants::escrow_is_backed(store, bank, denom)?;
         holdfast_inference::invariants::nothing_is_due(store, block.height)?;
         self.with(|hooks| holdfast_breaker::invariants::check(&hooks.breaker(), store, block))?;
-        holdfast_gov::invariants::check(store, &holdfast_bank::Keeper)?;
-        Ok(7)
+        holdfast_escrow::invariants::check(store, bank)?;
+        holdfast_escrow::invariants::nothing_is_due(store, block.height)?;
+        holdfast_gov::invariants::check(store, bank)?;
+        Ok(9)
     }
 }

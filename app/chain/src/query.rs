@@ -4,7 +4,7 @@ use holdfast_proto::cosmos::{
     auth::v1beta1 as auth, bank::v1beta1 as bank, gov::v1 as gov, upgrade::v1beta1 as upgrade,
 };
 use holdfast_proto::holdfast::{
-    breaker::v1 as breaker, epochs::v1 as epochs, inference::v1 as inference,
+    breaker::v1 as breaker, epochs::v1 as epochs, escrow::v1 as escrow, inference::v1 as inference,
     participants::v1 as participants,
 };
 use holdfast_proto::{Message, Name, decode_strict};
@@ -113,6 +113,14 @@ table! {
         holdfast_inference::query_server::participant_stats(q, req);
     "/holdfast.inference.v1.Query/Sprt" => |q, _h, req: inference::QuerySprtRequest|
         holdfast_inference::query_server::sprt(q, req);
+    "/holdfast.escrow.v1.Query/Params" => |q, _h, req: escrow::QueryParamsRequest|
+        holdfast_escrow::query_server::params(q, req);
+    "/holdfast.escrow.v1.Query/Escrow" => |q, _h, req: escrow::QueryEscrowRequest|
+        holdfast_escrow::query_server::escrow(q, req);
+    "/holdfast.escrow.v1.Query/Escrows" => |q, _h, req: escrow::QueryEscrowsRequest|
+        holdfast_escrow::query_server::escrows(q, req);
+    "/holdfast.escrow.v1.Query/EscrowsByParticipant" => |q, _h, req: escrow::QueryEscrowsByParticipantRequest|
+        holdfast_escrow::query_server::escrows_by_participant(q, req);
     "/holdfast.breaker.v1.Query/CircuitBreaker" => |q, h, req: breaker::QueryCircuitBreakerRequest|
         holdfast_breaker::query_server::circuit_breaker(&h.breaker(), q, req);
     "/holdfast.breaker.v1.Query/CircuitBreakers" => |q, h, req: breaker::QueryCircuitBreakersRequest|

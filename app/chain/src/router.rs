@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use holdfast_proto::cosmos::{
     auth::v1beta1 as auth, bank::v1beta1 as bank, gov::v1 as gov, upgrade::v1beta1 as upgrade,
 };
-use holdfast_proto::holdfast::{breaker, epochs, inference, participants};
+use holdfast_proto::holdfast::{breaker, epochs, escrow, inference, participants};
 use holdfast_proto::{Any, Message, Name};
 use holdfast_types::traits::MessageRouter;
 use holdfast_types::{Address, Context, Hrp, ModuleError, decode_msg, sdk};
@@ -97,6 +97,12 @@ table! {
         hooks.inference(|deps| holdfast_inference::msg_server::update_params(ctx, deps, msg));
     breaker::v1::MsgSetBreakerOverride => |ctx, hooks, msg|
         holdfast_breaker::msg_server::set_breaker_override(ctx, &hooks.breaker(), msg);
+    escrow::v1::MsgCreateEscrow => |ctx, hooks, msg|
+        hooks.escrow(|deps| holdfast_escrow::msg_server::create_escrow(ctx, deps, msg));
+    escrow::v1::MsgSettleEscrow => |ctx, hooks, msg|
+        hooks.escrow(|deps| holdfast_escrow::msg_server::settle_escrow(ctx, deps, msg));
+    escrow::v1::MsgDisputeEscrow => |ctx, _hooks, msg| holdfast_escrow::msg_server::dispute_escrow(ctx, msg);
+    escrow::v1::MsgUpdateParams => |ctx, _hooks, msg| holdfast_escrow::msg_server::update_params(ctx, msg);
     gov::MsgSubmitProposal => |ctx, hooks, msg|
         hooks.gov(|deps| holdfast_gov::msg_server::submit_proposal(ctx, deps, msg));
     gov::MsgDeposit => |ctx, hooks, msg| hooks.gov(|deps| holdfast_gov::msg_server::deposit(ctx, deps, msg));

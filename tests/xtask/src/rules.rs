@@ -51,7 +51,8 @@ const PROTO_ONLY: [&str; 6] =
     ["prost", "prost-build", "tonic-build", "tonic-prost-build", "protox", "cosmos-sdk-proto"];
 
 /// Modules that keep state, and the files that each of them has at least.
-const MODULES: [&str; 7] = ["auth", "bank", "epochs", "participants", "inference", "breaker", "gov"];
+const MODULES: [&str; 8] =
+    ["auth", "bank", "epochs", "participants", "inference", "breaker", "escrow", "gov"];
 const MODULE_FILES: [&str; 6] =
     ["README.md", "src/lib.rs", "src/keys.rs", "src/state.rs", "src/errors.rs", "src/module.rs"];
 

@@ -1,10 +1,11 @@
 //! What the breaker does when others report: inference outcomes, epochs, eligibility, settlements.
 
+use holdfast_store::{KvRead, StoreError};
 use holdfast_types::traits::{
-    Eligibility, EligibilityHooks, EpochHooks, EpochInfo, EscrowCounts, EscrowHooks, GroupTotals,
-    InferenceHooks, InferenceOutcome, InferenceStarted, Stamp, Standing,
+    Eligibility, EligibilityHooks, EpochHooks, EpochInfo, EscrowCounts, EscrowHooks, EscrowStamps,
+    GroupTotals, InferenceHooks, InferenceOutcome, InferenceStarted, Stamp, Standing,
 };
-use holdfast_types::{Address, Context, ModuleError};
+use holdfast_types::{Address, BlockContext, Context, ModuleError};
 
 use crate::calc::{self, Rule};
 use crate::errors::BreakerError;
@@ -207,6 +208,18 @@ impl EscrowHooks for Keeper<'_> {
             add_tally(ctx, &key, &entry, counts.ok, counts.missed)?;
         }
         Ok(())
+    }
+}
+
+impl EscrowStamps for Keeper<'_> {
+    fn stamp(
+        &self,
+        store: &dyn KvRead,
+        block: &BlockContext,
+        model: &str,
+        participant: &Address,
+    ) -> Result<Stamp, StoreError> {
+        Keeper::stamp(self, store, block, model, participant)
     }
 }
 

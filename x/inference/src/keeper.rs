@@ -347,7 +347,7 @@ fn timeout(ctx: &Context<'_>) -> Result<Height, ModuleError> {
 }
 
 /// Changes the statistics row of `epoch`, unless that epoch is so old that its row is gone.
-fn count(
+pub(crate) fn count(
     ctx: &mut Context<'_>,
     epoch: Epoch,
     participant: &Address,

@@ -26,6 +26,7 @@ fn the_steps_of_a_block_stand_in_the_order_of_the_specification() {
             ("B3 participants", DiscardAndRecord),
             ("B4 breaker", DiscardAndRecord),
             ("E1 inference expiry", DiscardAndRecord),
+            ("E1 escrow close", DiscardAndRecord),
             ("E2 inference sprt", DiscardAndRecord),
             ("E3 breaker", DiscardAndRecord),
             ("E4 validators", DiscardAndRecord),
@@ -248,7 +249,9 @@ fn escrow_counts_are_judged_with_the_block_and_settle_no_probe() {
             if moment == Moment::BeforeTransactions {
                 let epoch = ctx.block.epoch;
                 let stamp = holdfast_types::traits::Stamp { epoch, generation, evidence: true };
-                let counts = EscrowCounts { model: MODEL.into(), participant, stamp, ok, missed };
+                let (assigned, released, earned) = (ok + missed, 0, 0);
+                let model = MODEL.to_owned();
+                let counts = EscrowCounts { model, participant, stamp, assigned, ok, missed, released, earned };
                 composition.with(|hooks| hooks.breaker().after_escrow_settled(ctx, &counts)).unwrap();
             }
         }));

@@ -187,6 +187,6 @@ pub fn bind(chain_id: &str, escrow_id: u64, owner: &Address, warm: &Address, seq
 }
 
 /// Seed of a group's draw: of the escrow and the app hash that nobody knew when the message was sent.
-pub fn group(chain_id: &str, escrow_id: u64, previous_app_hash: &[u8]) -> Hash {
+pub fn group(chain_id: &str, escrow_id: u64, previous_app_hash: &Hash) -> Hash {
     tagged("group", &(chain_id, escrow_id, previous_app_hash))
 }

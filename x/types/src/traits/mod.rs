@@ -14,7 +14,7 @@ pub use auth::AccountKeeper;
 pub use bank::BankKeeper;
 pub use breaker::{Admission, BreakerGate, BreakerRead, HealthClass, StartAttempt};
 pub use epochs::{EpochHooks, EpochInfo, EpochsRead, ScheduleLimits};
-pub use escrow::{EscrowCounts, EscrowHooks};
+pub use escrow::{DrawnGroup, EscrowCounts, EscrowHooks, EscrowStamps, GroupDraw, GroupRequest};
 pub use gov::{MessageRouter, VotingPower};
 pub use inference::{InferenceHooks, InferenceOutcome, InferenceStarted, Stamp};
 pub use participants::{
