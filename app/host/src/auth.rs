@@ -101,6 +101,23 @@ pub fn sign(
     borsh::to_vec(&Credential { issued_at_ms, signature }).expect("writing to memory does not fail")
 }
 
+/// Whether the metadata can be a credential at all and is of now: what is known of a call before its message was read.
+///
+/// # Errors
+/// [`AuthError`] but `Signature`.
+pub fn check_form(metadata: Option<&[u8]>, now_ms: u64) -> Result<(), AuthError> {
+    read(metadata, Some(now_ms)).map(drop)
+}
+
+fn read(metadata: Option<&[u8]>, now_ms: Option<u64>) -> Result<Credential, AuthError> {
+    let bytes = metadata.ok_or(AuthError::Missing)?;
+    let credential: Credential = borsh::from_slice(bytes).map_err(|_| AuthError::Malformed)?;
+    match now_ms.map(|now_ms| now_ms.abs_diff(credential.issued_at_ms)) {
+        Some(off_ms) if off_ms > WINDOW_MS => Err(AuthError::OutsideWindow { off_ms }),
+        _ => Ok(credential),
+    }
+}
+
 /// The address that signed the call.
 ///
 /// # Errors
@@ -113,12 +130,30 @@ pub fn verify(
     request: &impl Message,
     now_ms: u64,
 ) -> Result<Address, AuthError> {
-    let bytes = metadata.ok_or(AuthError::Missing)?;
-    let credential: Credential = borsh::from_slice(bytes).map_err(|_| AuthError::Malformed)?;
-    let off_ms = now_ms.abs_diff(credential.issued_at_ms);
-    if off_ms > WINDOW_MS {
-        return Err(AuthError::OutsideWindow { off_ms });
-    }
+    recover(read(metadata, Some(now_ms))?, chain_id, escrow_id, method, request)
+}
+
+/// The address that signed a call which is kept as evidence, whenever that was.
+///
+/// # Errors
+/// [`AuthError`] but `OutsideWindow`.
+pub fn verify_kept(
+    metadata: &[u8],
+    chain_id: &str,
+    escrow_id: u64,
+    method: &str,
+    request: &impl Message,
+) -> Result<Address, AuthError> {
+    recover(read(Some(metadata), None)?, chain_id, escrow_id, method, request)
+}
+
+fn recover(
+    credential: Credential,
+    chain_id: &str,
+    escrow_id: u64,
+    method: &str,
+    request: &impl Message,
+) -> Result<Address, AuthError> {
     let digest = digest(chain_id, escrow_id, method, request, credential.issued_at_ms);
     keys::recover(digest, &credential.signature).map_err(|e| AuthError::Signature(e.to_string()))
 }
@@ -167,5 +202,11 @@ mod tests {
         let mut high_v = bytes.clone();
         high_v[72] = 2;
         assert!(matches!(at(Some(&high_v), NOW), Err(AuthError::Signature(_))));
+        assert_eq!(
+            verify_kept(&bytes, "c-1", 0, "Serve", &request()),
+            Ok(key.address()),
+            "as evidence for ever"
+        );
+        assert_ne!(verify_kept(&bytes, "c-1", 0, "Infer", &request()), Ok(key.address()));
     }
 }

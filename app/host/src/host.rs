@@ -34,7 +34,10 @@ use tonic::{Request, Response, Status};
 use crate::auth;
 use crate::body::{BODY_MAX, Body, Prompt};
 use crate::chain::{Chain, ChainError};
+use crate::intake::{self, Budget, MESSAGE_MAX, Rule};
 use crate::outbox::Outbox;
+use crate::waiting::Waiting;
+use crate::wire::RETRY_AFTER;
 
 /// Longest id of an inference, as on the chain.
 const ID_MAX: usize = 64;
@@ -42,8 +45,6 @@ const ID_MAX: usize = 64;
 const START_BLOCKS: u64 = 2;
 /// Longest wait for these blocks.
 const START_WAIT: Duration = Duration::from_secs(30);
-/// Calls that wait for a Start at a time: anybody may sign one for an inference that never comes.
-const WAITING_MAX: usize = 64;
 /// Calls of Serve at a time.
 const STREAMS_MAX: usize = 1_024;
 /// Answers kept for those who ask again: the newest.
@@ -56,8 +57,6 @@ const PIECES: usize = 16;
 pub(crate) const READER_GRACE: Duration = Duration::from_secs(360);
 /// When to try again if the host has no room, milliseconds.
 const RETRY_MS: u64 = 1_000;
-/// Largest message.
-const MESSAGE_MAX: usize = 8 << 20;
 
 /// What a host is.
 pub struct HostConfig {
@@ -205,7 +204,8 @@ struct Shared {
     /// One inference begins at a time, so that two calls for one find one answer.
     beginning: tokio::sync::Mutex<()>,
     streams: Arc<Semaphore>,
-    waiting: Semaphore,
+    waiting: Waiting,
+    budget: Budget,
     wake: Arc<Notify>,
     draining: AtomicBool,
 }
@@ -234,7 +234,8 @@ impl Host {
             answers: Arc::default(),
             beginning: tokio::sync::Mutex::new(()),
             streams: Arc::new(Semaphore::new(STREAMS_MAX)),
-            waiting: Semaphore::new(WAITING_MAX),
+            waiting: Waiting::default(),
+            budget: Budget::new(),
             wake: Arc::new(Notify::new()),
             draining: AtomicBool::new(false),
         };
@@ -245,6 +246,17 @@ impl Host {
     #[must_use]
     pub fn service(&self) -> HostServer<Self> {
         HostServer::new(self.clone()).max_decoding_message_size(MESSAGE_MAX)
+    }
+
+    /// Whether a call of `path` is worth reading, and what it may bring.
+    pub(crate) fn admit(&self, path: &str, headers: &http::HeaderMap) -> Result<Rule, Box<Status>> {
+        let rule = intake::rule(path);
+        rule.admit(headers, self.shared.clock.unix_ms()).map(|()| rule)
+    }
+
+    /// Room for the messages of a new connection.
+    pub(crate) fn budget(&self) -> Budget {
+        self.shared.budget.connection()
     }
 
     /// Reports what became of inferences, and stops those that were withdrawn, until the runner stops.
@@ -328,7 +340,7 @@ async fn watch_withdrawals(shared: Arc<Shared>) {
 
 fn refusal(error: ChainError) -> Status {
     match error {
-        ChainError::Unreachable(text) => Status::unavailable(text),
+        ChainError::Unreachable(text) => unavailable(text),
         ChainError::Refused { log, .. } => Status::failed_precondition(log),
     }
 }
@@ -336,23 +348,24 @@ fn refusal(error: ChainError) -> Status {
 /// No room now.
 fn full(text: impl Into<String>, retry_after_ms: u64) -> Status {
     let mut status = Status::resource_exhausted(text);
-    status.metadata_mut().insert("retry-after-ms", retry_after_ms.into());
+    status.metadata_mut().insert(RETRY_AFTER, retry_after_ms.into());
+    status
+}
+
+/// Not now, for a reason that goes away.
+fn unavailable(text: impl Into<String>) -> Status {
+    let mut status = Status::unavailable(text);
+    status.metadata_mut().insert(RETRY_AFTER, RETRY_MS.into());
     status
 }
 
 impl Shared {
     /// The started inference, waited for if its Start is on its way.
-    async fn started(&self, id: &str) -> Result<Inference, Status> {
+    async fn started(&self, id: &str, signer: Address) -> Result<Inference, Status> {
         if let Some(inference) = self.chain.inference(id).await.map_err(refusal)? {
             return Ok(inference);
         }
-        let room = self.waiting.try_acquire();
-        let _room = room.map_err(|_| {
-            full(
-                format!("{WAITING_MAX} calls wait for the Start of their inference; start it first"),
-                RETRY_MS,
-            )
-        })?;
+        let _place = self.waiting.enter(signer, id).map_err(|text| full(text, RETRY_MS))?;
         let wait = async {
             let first = self.chain.height().await.map_err(refusal)?;
             loop {
@@ -391,7 +404,7 @@ impl Shared {
                 "body: stop: not supported for inferences of the chain; leave it out",
             ));
         }
-        let inference = self.started(id).await?;
+        let inference = self.started(id, caller).await?;
         let prompt_hash: [u8; 32] = Sha256::digest(&request.body).into();
         self.check_policy(id, &inference, caller, prompt_hash)?;
         let generate = self.generate_request(id, body, &inference)?;
@@ -402,9 +415,9 @@ impl Shared {
             return Ok(answer);
         }
         if self.draining.load(Ordering::Acquire) {
-            return Err(Status::unavailable("the host is stopping; try again in a minute"));
+            return Err(unavailable("the host is stopping; try again in a minute"));
         }
-        let stopped = |_| Status::unavailable(Stopped.to_string());
+        let stopped = |_| unavailable(Stopped.to_string());
         let before = self.runner.records(session).await.map_err(stopped)?;
         match before.last() {
             // It failed before this process began, and is reported: a retry is another inference.
@@ -496,7 +509,7 @@ fn busy(error: &SubmitError) -> Status {
         SubmitError::LedgerFull => full(text, RETRY_MS),
         SubmitError::BadRequest { .. } => Status::invalid_argument(format!("body: {text}")),
         SubmitError::Duplicate { .. } => Status::failed_precondition(text),
-        SubmitError::NoRoute | SubmitError::Stopped => Status::unavailable(text),
+        SubmitError::NoRoute | SubmitError::Stopped => unavailable(text),
     }
 }
 
@@ -608,31 +621,52 @@ impl HostService for Host {
         Err(Status::unimplemented("no sessions here"))
     }
 
-    async fn cancel_inference(&self, _: Request<pb::CancelInferenceRequest>) -> Result<Response<pb::CancelInferenceResponse>, Status> {
+    async fn cancel_inference(
+        &self,
+        _: Request<pb::CancelInferenceRequest>,
+    ) -> Result<Response<pb::CancelInferenceResponse>, Status> {
         Err(Status::unimplemented("no sessions here"))
     }
 
-    async fn get_signatures(&self, _: Request<pb::GetSignaturesRequest>) -> Result<Response<pb::GetSignaturesResponse>, Status> {
+    async fn get_signatures(
+        &self,
+        _: Request<pb::GetSignaturesRequest>,
+    ) -> Result<Response<pb::GetSignaturesResponse>, Status> {
         Err(Status::unimplemented("no sessions here"))
     }
 
-    async fn get_pending(&self, _: Request<pb::GetPendingRequest>) -> Result<Response<pb::GetPendingResponse>, Status> {
+    async fn get_pending(
+        &self,
+        _: Request<pb::GetPendingRequest>,
+    ) -> Result<Response<pb::GetPendingResponse>, Status> {
         Err(Status::unimplemented("no sessions here"))
     }
 
-    async fn get_diffs(&self, _: Request<pb::GetDiffsRequest>) -> Result<Response<pb::GetDiffsResponse>, Status> {
+    async fn get_diffs(
+        &self,
+        _: Request<pb::GetDiffsRequest>,
+    ) -> Result<Response<pb::GetDiffsResponse>, Status> {
         Err(Status::unimplemented("no sessions here"))
     }
 
-    async fn vote_timeout(&self, _: Request<pb::VoteTimeoutRequest>) -> Result<Response<pb::VoteTimeoutResponse>, Status> {
+    async fn vote_timeout(
+        &self,
+        _: Request<pb::VoteTimeoutRequest>,
+    ) -> Result<Response<pb::VoteTimeoutResponse>, Status> {
         Err(Status::unimplemented("no sessions here"))
     }
 
-    async fn challenge_start(&self, _: Request<pb::ChallengeStartRequest>) -> Result<Response<pb::ChallengeStartResponse>, Status> {
+    async fn challenge_start(
+        &self,
+        _: Request<pb::ChallengeStartRequest>,
+    ) -> Result<Response<pb::ChallengeStartResponse>, Status> {
         Err(Status::unimplemented("no sessions here"))
     }
 
-    async fn reset_session(&self, _: Request<pb::ResetSessionRequest>) -> Result<Response<pb::ResetSessionResponse>, Status> {
+    async fn reset_session(
+        &self,
+        _: Request<pb::ResetSessionRequest>,
+    ) -> Result<Response<pb::ResetSessionResponse>, Status> {
         Err(Status::unimplemented("no sessions here"))
     }
 

@@ -8,15 +8,25 @@
 //! | [`chain`] | what is asked of the chain and told to it |
 //! | [`host`] | the service `holdfast.host.v1.Host` |
 //! | [`client`] | a call of a host, signed |
-//! | [`server`] | connections of clients |
+//! | [`server`], [`intake`] | connections of clients, and what may come in |
 //! | [`outbox`] | what became of each inference, reported once |
+//! | [`owner`] | whose a folder is |
+//! | [`session`] | replicas of escrow sessions, sans-I/O |
+//! | [`store`] | where sessions are kept |
+//! | [`wire`] | the cause of a failed call on the wire |
 
 pub mod auth;
 pub mod body;
 pub mod chain;
 pub mod client;
 pub mod host;
+pub mod intake;
 pub mod outbox;
+pub mod owner;
 pub mod server;
+pub mod session;
+pub mod store;
+mod waiting;
+pub mod wire;
 
 pub use host::{Host, HostConfig, Pace};

@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use holdfast_app::grpc::accept;
-use holdfast_proto::holdfast::host::v1::host_server::HostServer;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -20,11 +19,16 @@ use tonic::body::Body;
 use tonic::codegen::Service;
 
 use crate::host::{Host, READER_GRACE};
+use crate::intake::{Held, Metered};
 
 /// Connections at a time; more wait in the backlog.
 const CONNECTIONS_MAX: usize = 512;
 /// Calls on one connection at a time.
 const CALLS_MAX: u32 = 128;
+/// Bytes of a call that arrive before they are read and counted.
+const STREAM_WINDOW: u32 = 64 << 10;
+/// Of all calls on one connection.
+const CONNECTION_WINDOW: u32 = 256 << 10;
 /// Longest wait for a connection's first byte.
 const FIRST_BYTE: Duration = Duration::from_secs(5);
 /// Longest wait for a connection's first call.
@@ -54,7 +58,7 @@ pub async fn serve(host: &Host, listener: TcpListener, shutdown: impl Future<Out
             () = &mut shutdown => break,
             Some(_) = connections.join_next() => {}
             (slot, accepted) = accept(&listener, &slots) => match accepted {
-                Ok(socket) => drop(connections.spawn(connection(host.service(), socket, stopped.clone(), slot))),
+                Ok(socket) => drop(connections.spawn(connection(host.clone(), socket, stopped.clone(), slot))),
                 Err(error) => {
                     tracing::warn!(%error, "a connection was not accepted");
                     sleep(ACCEPT_PAUSE).await;
@@ -74,7 +78,7 @@ pub async fn serve(host: &Host, listener: TcpListener, shutdown: impl Future<Out
 
 /// Serves one connection; holds its slot to the end.
 async fn connection(
-    host: HostServer<Host>,
+    host: Host,
     socket: TcpStream,
     mut stopped: watch::Receiver<()>,
     _slot: Option<OwnedSemaphorePermit>,
@@ -88,16 +92,28 @@ async fn connection(
     http.timer(TokioTimer::new())
         .auto_date_header(false)
         .max_concurrent_streams(CALLS_MAX)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
         .max_header_list_size(16 << 10)
         .keep_alive_interval(KEEP_ALIVE)
         .keep_alive_timeout(KEEP_ALIVE);
     let service = {
         let ends_at = Arc::clone(&ends_at);
+        let (calls, budget) = (host.service(), host.budget());
         service_fn(move |request: http::Request<hyper::body::Incoming>| {
             *ends_at.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now() + IDLE;
-            let mut host = host.clone();
+            let admitted = host.admit(request.uri().path(), request.headers());
+            let (mut calls, budget) = (calls.clone(), budget.clone());
             async move {
-                let answer = timeout(CALL, host.call(request)).await;
+                let rule = match admitted {
+                    Ok(rule) => rule,
+                    // The message is not read.
+                    Err(status) => return Ok(status.into_http()),
+                };
+                // Held until the call has its answer.
+                let held = Held::default();
+                let request = request.map(|body| Metered::new(body, rule, budget, held.clone()));
+                let answer = timeout(CALL, calls.call(request)).await;
                 let late =
                     |_| Ok(Status::deadline_exceeded("the message did not arrive in time").into_http());
                 let answer: Result<http::Response<Body>, Infallible> = answer.unwrap_or_else(late);

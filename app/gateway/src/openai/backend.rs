@@ -73,10 +73,10 @@ pub struct Submission {
     pub output_limit: u32,
     /// Longest time from now to the end of the answer, ms. Then [`Failure::DeadlineExceeded`].
     pub deadline_ms: u64,
-    /// Names the request in the logs of both sides: printable ASCII.
+    /// Names the request in the logs of both sides: 1 to 128 ASCII letters, digits and `._-`.
     pub request_id: String,
-    /// W3C trace context to pass on, well-formed.
-    pub traceparent: Option<String>,
+    /// W3C trace context to pass on: the client's, or a new one.
+    pub traceparent: String,
 }
 
 /// The two ends that the API holds of a request.

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use holdfast_app::keys::SecretKey;
 use holdfast_host::body::BODY_MAX;
 use holdfast_host::chain::{ChainError, GrpcChain};
-use holdfast_host::{Host, HostConfig, Pace, client, server};
+use holdfast_host::{Host, HostConfig, Pace, client, owner, server};
 use holdfast_proto::holdfast::host::v1 as pb;
 use holdfast_proto::holdfast::host::v1::serve_response::Event;
 use holdfast_proto::holdfast::runner::v1::FailureKind as PbKind;
@@ -133,6 +133,8 @@ async fn serve(
     let fee = args.fees.clone().unwrap_or(Coin { denom: "none".into(), amount: 0 });
     let chain = GrpcChain::connect(&args.grpc_addr, key, hrp.clone(), fee).await.map_err(refused)?;
     let chain_id = chain.chain_id().to_owned();
+    owner::claim(&folder, &chain_id, &executor.to_bech32(hrp))
+        .map_err(|e| fail(95, "--ledger", e.to_string()))?;
     let participant = chain.participant().await.map_err(refused)?;
     if participant.is_none() {
         let me = executor.to_bech32(hrp);

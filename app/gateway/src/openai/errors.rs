@@ -1,0 +1,194 @@
+//! Errors as OpenAI's clients know them: the table of escrow-details 9.
+
+use http::StatusCode;
+use serde::Serialize;
+
+use super::backend::Failure;
+
+/// Longest `Retry-After`, seconds.
+const RETRY_MAX_S: u64 = 3600;
+
+/// A request that fails: its status and its error object.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{status} {code}: {message}")]
+pub(crate) struct ApiError {
+    pub(crate) status: StatusCode,
+    /// Which exception the clients raise for it depends on the status; this is for people and logs.
+    pub(crate) kind: &'static str,
+    pub(crate) code: &'static str,
+    /// The field at fault, such as `messages[0].role`.
+    pub(crate) param: Option<String>,
+    pub(crate) message: String,
+    pub(crate) retry_after_s: Option<u64>,
+    /// `x-should-retry: false`: the official clients would otherwise repeat what cannot succeed.
+    pub(crate) final_answer: bool,
+}
+
+#[derive(Serialize)]
+struct Wire<'a> {
+    error: Object<'a>,
+}
+
+#[derive(Serialize)]
+struct Object<'a> {
+    message: &'a str,
+    #[serde(rename = "type")]
+    kind: &'a str,
+    param: Option<&'a str>,
+    code: &'a str,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, kind: &'static str, code: &'static str, message: impl Into<String>) -> Self {
+        let message = message.into();
+        Self { status, kind, code, param: None, message, retry_after_s: None, final_answer: false }
+    }
+
+    fn with_param(mut self, param: impl Into<String>) -> Self {
+        self.param = Some(param.into());
+        self
+    }
+
+    /// Rounded up to seconds, 1 to [`RETRY_MAX_S`].
+    fn retry_after_ms(mut self, ms: u64) -> Self {
+        self.retry_after_s = Some(ms.div_ceil(1000).clamp(1, RETRY_MAX_S));
+        self
+    }
+
+    /// Not JSON, or not the JSON object that the endpoint takes.
+    pub(crate) fn bad_request(message: impl Into<String>) -> Self {
+        let kind = "invalid_request_error";
+        Self::new(StatusCode::BAD_REQUEST, kind, kind, message)
+    }
+
+    /// A field with a value that is none.
+    pub(crate) fn bad_field(param: impl Into<String>, remedy: impl std::fmt::Display) -> Self {
+        let param = param.into();
+        Self::bad_request(format!("{param}: {remedy}")).with_param(param)
+    }
+
+    /// A field that would change the answer, and that no host obeys.
+    pub(crate) fn unsupported(param: impl Into<String>, remedy: impl std::fmt::Display) -> Self {
+        let param = param.into();
+        let message = format!("{param} is not supported: {remedy}");
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", "unsupported_parameter", message)
+            .with_param(param)
+    }
+
+    pub(crate) fn context_length(param: &str, context: u32) -> Self {
+        let message = format!(
+            "prompt and answer do not fit the model's context of {context} tokens; shorten the prompt or ask for less"
+        );
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", "context_length_exceeded", message)
+            .with_param(param)
+    }
+
+    pub(crate) fn unauthenticated(message: &str) -> Self {
+        let kind = "authentication_error";
+        Self::new(StatusCode::UNAUTHORIZED, kind, kind, message)
+    }
+
+    pub(crate) fn forbidden(model: &str) -> Self {
+        let kind = "permission_error";
+        let message = format!("this key may not use the model `{model}`");
+        Self::new(StatusCode::FORBIDDEN, kind, kind, message).with_param("model")
+    }
+
+    pub(crate) fn model_not_found(model: &str) -> Self {
+        let message = format!("no escrow here is for a model `{model}`; GET /v1/models lists them");
+        Self::new(StatusCode::NOT_FOUND, "invalid_request_error", "model_not_found", message)
+            .with_param("model")
+    }
+
+    pub(crate) fn no_route(path: &str) -> Self {
+        let message = format!("nothing is at {path}");
+        Self::new(StatusCode::NOT_FOUND, "invalid_request_error", "not_found", message)
+    }
+
+    pub(crate) fn method(allowed: &str) -> Self {
+        let message = format!("use {allowed}");
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", "method_not_allowed", message)
+    }
+
+    pub(crate) fn too_large(limit: usize) -> Self {
+        let message = format!("the body is above {limit} bytes");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", "request_too_large", message)
+    }
+
+    pub(crate) fn slow_body() -> Self {
+        let message = "the body did not arrive in time";
+        Self::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", "request_timeout", message)
+    }
+
+    pub(crate) fn key_spent() -> Self {
+        let message = "the request could cost more than what is left of this key's token budget";
+        Self::new(StatusCode::PAYMENT_REQUIRED, "insufficient_quota", "insufficient_quota", message)
+    }
+
+    pub(crate) fn rate_limit(message: &str, retry_after_ms: u64) -> Self {
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "rate_limit_exceeded", message)
+            .retry_after_ms(retry_after_ms)
+    }
+
+    pub(crate) fn idempotency_conflict() -> Self {
+        let message = "this Idempotency-Key came with another request before; take a new key";
+        let mut error = Self::new(StatusCode::CONFLICT, "idempotency_error", "idempotency_conflict", message);
+        error.final_answer = true;
+        error
+    }
+
+    pub(crate) fn idempotency_in_progress() -> Self {
+        let message = "the request of this Idempotency-Key still runs; ask again for its answer";
+        Self::new(StatusCode::CONFLICT, "idempotency_error", "idempotency_in_progress", message)
+            .retry_after_ms(1000)
+    }
+
+    pub(crate) fn internal() -> Self {
+        let message = "the gateway failed; its log says why";
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", "internal_error", message)
+    }
+
+    /// What a [`Failure`] is to the client. `param` is the field that holds the prompt, `context` the model's length.
+    pub(crate) fn of(failure: Failure, param: &str, context: u32) -> Self {
+        let unavailable = |code, message: &str, ms| {
+            Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", code, message).retry_after_ms(ms)
+        };
+        match failure {
+            Failure::ContextLengthExceeded => Self::context_length(param, context),
+            Failure::InsufficientBalance => {
+                let message = "the request could cost more than the balance of every escrow of this model";
+                Self::new(StatusCode::PAYMENT_REQUIRED, "insufficient_quota", "insufficient_quota", message)
+            }
+            Failure::QueueFull { retry_after_ms } => {
+                Self::rate_limit("too many requests wait", retry_after_ms)
+            }
+            Failure::NoAvailableHost { retry_after_ms } => {
+                unavailable("no_available_host", "no host can take the request now", retry_after_ms)
+            }
+            Failure::EscrowExhausted { retry_after_ms } => {
+                unavailable("escrow_exhausted", "the escrow of this model is used up", retry_after_ms)
+            }
+            Failure::SelfSuspect { retry_after_ms } => {
+                let message = "the gateway may itself be wrong and dispatches nothing";
+                unavailable("gateway_self_suspect", message, retry_after_ms)
+            }
+            Failure::Host(kind) => {
+                let message = format!("the hosts failed: {}", kind.as_str());
+                Self::new(StatusCode::BAD_GATEWAY, "server_error", kind.as_str(), message)
+            }
+            Failure::DeadlineExceeded => {
+                let message = "the answer was not whole in time";
+                Self::new(StatusCode::GATEWAY_TIMEOUT, "server_error", "deadline_exceeded", message)
+            }
+            Failure::Internal => Self::internal(),
+        }
+    }
+
+    /// `{"error":{"message","type","param","code"}}`.
+    pub(crate) fn body(&self) -> Vec<u8> {
+        let object =
+            Object { message: &self.message, kind: self.kind, param: self.param.as_deref(), code: self.code };
+        // Strings always become JSON.
+        serde_json::to_vec(&Wire { error: object }).unwrap_or_default()
+    }
+}

@@ -1,0 +1,113 @@
+//! A request's body: bounded in bytes, in time, and over all clients together.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE, EXPECT};
+use http::{HeaderMap, Request};
+use http_body_util::BodyExt;
+use hyper::body::{Body, Incoming};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+
+use super::errors::ApiError;
+
+/// Unit of the memory that arriving bodies share, bytes.
+pub(crate) const UNIT: usize = 1024;
+/// What is read and thrown away of a body that is too long, so that its sender gets to read the answer: times the limit.
+const DISCARD: usize = 4;
+/// Longest time for that.
+const DISCARD_TIME: Duration = Duration::from_secs(5);
+
+/// A body, and its part of the shared memory.
+pub(crate) struct Upload {
+    pub(crate) bytes: Bytes,
+    _memory: Option<OwnedSemaphorePermit>,
+}
+
+/// Reads the JSON body of a request.
+///
+/// # Errors
+/// 400 when it is not said to be JSON or breaks off, 408, 413.
+pub(crate) async fn read(
+    request: Request<Incoming>,
+    limit: usize,
+    time: Duration,
+    memory: &Arc<Semaphore>,
+) -> Result<Upload, ApiError> {
+    let (head, mut body) = request.into_parts();
+    check_type(&head.headers)?;
+    let declared = body.size_hint().lower();
+    if declared > limit as u64 {
+        // A client that asks first has sent nothing yet.
+        if !head.headers.contains_key(EXPECT) {
+            discard(body, limit).await;
+        }
+        return Err(ApiError::too_large(limit));
+    }
+    let read = timeout(time, collect(&mut body, limit, memory)).await;
+    match read.map_err(|_| ApiError::slow_body())? {
+        Err(error) if error.status == http::StatusCode::PAYLOAD_TOO_LARGE => {
+            discard(body, limit).await;
+            Err(error)
+        }
+        other => other,
+    }
+}
+
+/// A page of another origin can send text without asking first, but not JSON.
+fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    let kind = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let kind = kind.split(';').next().unwrap_or_default().trim();
+    if !kind.eq_ignore_ascii_case("application/json") {
+        return Err(ApiError::bad_field("Content-Type", "send application/json"));
+    }
+    match headers.get(CONTENT_ENCODING) {
+        Some(coding) if !coding.as_bytes().eq_ignore_ascii_case(b"identity") => {
+            Err(ApiError::bad_field("Content-Encoding", "send the body as it is"))
+        }
+        _ => Ok(()),
+    }
+}
+
+async fn collect(body: &mut Incoming, limit: usize, memory: &Arc<Semaphore>) -> Result<Upload, ApiError> {
+    let mut bytes = BytesMut::new();
+    let mut held: Option<OwnedSemaphorePermit> = None;
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|_| ApiError::bad_request("the body broke off"))?;
+        // Trailers say nothing here.
+        let Ok(data) = frame.into_data() else { continue };
+        let len = bytes.len().saturating_add(data.len());
+        if len > limit {
+            return Err(ApiError::too_large(limit));
+        }
+        let have = held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        let lack = u32::try_from(len.div_ceil(UNIT).saturating_sub(have)).unwrap_or(u32::MAX);
+        if lack > 0 {
+            // Nobody closes the semaphore.
+            let more = Arc::clone(memory).acquire_many_owned(lack).await.map_err(|_| ApiError::internal())?;
+            match &mut held {
+                Some(held) => held.merge(more),
+                None => held = Some(more),
+            }
+        }
+        bytes.extend_from_slice(&data);
+    }
+    Ok(Upload { bytes: bytes.freeze(), _memory: held })
+}
+
+async fn discard(mut body: Incoming, limit: usize) {
+    let mut left = limit.saturating_mul(DISCARD);
+    let reading = async {
+        while let Some(Ok(frame)) = body.frame().await {
+            let len = frame.data_ref().map_or(0, Bytes::len);
+            match left.checked_sub(len) {
+                Some(rest) => left = rest,
+                None => return,
+            }
+        }
+    };
+    // Whatever was read: the answer is the same.
+    let _ = timeout(DISCARD_TIME, reading).await;
+}

@@ -1,0 +1,159 @@
+//! The store on disk, over fjall: the table `rows`, and the table `meta` with what the folder is for.
+
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use fjall::{Database, Keyspace, KeyspaceCreateOptions, OwnedWriteBatch, PersistMode};
+use holdfast_store::{KvIter, KvRead, Order, StoreError, WriteSet};
+
+use super::{DbError, LocalDb, check};
+
+/// Version of the folder's layout.
+pub const FORMAT: u32 = 1;
+
+/// Row of `meta` with the format and the purpose.
+const PURPOSE: &str = "purpose";
+/// Bytes of closed journals from which on the engine writes tables: what is in a journal is read back at each start.
+const JOURNALS_BYTES: u64 = 64 << 20;
+/// Blocks kept in memory, bytes.
+const CACHE_BYTES: u64 = 16 << 20;
+/// Newest rows kept in memory until they become a table, bytes.
+const MEMTABLE_BYTES: u64 = 8 << 20;
+
+/// Where batches become durable. The seam at which tests let the disk fail.
+pub(super) trait Sink: Send + Sync {
+    /// All of the batch, or nothing.
+    fn write(&self, batch: OwnedWriteBatch, mode: PersistMode) -> fjall::Result<()>;
+}
+
+/// Journal and fsync of the engine.
+struct Journal;
+
+impl Sink for Journal {
+    fn write(&self, batch: OwnedWriteBatch, mode: PersistMode) -> fjall::Result<()> {
+        batch.durability(Some(mode)).commit()
+    }
+}
+
+/// A store in a folder that one process has at a time.
+pub struct FjallDb {
+    db: Database,
+    rows: Keyspace,
+    sink: Box<dyn Sink>,
+    failed: AtomicBool,
+}
+
+fn full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+fn failure(error: &fjall::Error) -> DbError {
+    match error {
+        fjall::Error::Io(error) if full(error) => DbError::Full { what: error.to_string() },
+        fjall::Error::Storage(fjall::LsmError::Io(error)) if full(error) => {
+            DbError::Full { what: error.to_string() }
+        }
+        error => DbError::Failed { what: error.to_string() },
+    }
+}
+
+fn backend(error: fjall::Error) -> StoreError {
+    StoreError::Backend(error.to_string())
+}
+
+impl FjallDb {
+    /// Opens the store of `purpose` (such as `host`) in `folder`, or makes one.
+    ///
+    /// # Errors
+    /// `Locked`, `Corrupt`, `Format`, `Full`, `Failed`.
+    pub fn open(folder: &Path, purpose: &str) -> Result<Self, DbError> {
+        Self::open_with(folder, purpose, Box::new(Journal))
+    }
+
+    pub(super) fn open_with(folder: &Path, purpose: &str, sink: Box<dyn Sink>) -> Result<Self, DbError> {
+        let path = folder.to_owned();
+        let open = |error: fjall::Error| match error {
+            fjall::Error::Locked => DbError::Locked { path: path.clone() },
+            fjall::Error::InvalidVersion(found) => DbError::Format {
+                path: path.clone(),
+                found: format!("a store of engine {found:?}"),
+                expected: format!("{purpose} store {FORMAT}"),
+            },
+            fjall::Error::Io(error) if error.kind() != io::ErrorKind::UnexpectedEof => {
+                failure(&fjall::Error::Io(error))
+            }
+            error => DbError::Corrupt { what: error.to_string() },
+        };
+        let db = Database::builder(folder)
+            .cache_size(CACHE_BYTES)
+            .max_journaling_size(JOURNALS_BYTES)
+            .open()
+            .map_err(&open)?;
+        let options = || KeyspaceCreateOptions::default().max_memtable_size(MEMTABLE_BYTES);
+        let meta = db.keyspace("meta", options).map_err(&open)?;
+        let rows = db.keyspace("rows", options).map_err(&open)?;
+        let expected = format!("{purpose} store {FORMAT}");
+        match meta.get(PURPOSE).map_err(&open)? {
+            Some(found) if *found == *expected.as_bytes() => {}
+            Some(found) => {
+                let found = String::from_utf8_lossy(&found).into_owned();
+                return Err(DbError::Format { path, found, expected });
+            }
+            None if !rows.is_empty().map_err(&open)? => {
+                return Err(DbError::Corrupt { what: "rows without a word what they are".into() });
+            }
+            None => {
+                let mut batch = OwnedWriteBatch::with_capacity(db.clone(), 1);
+                batch.insert(&meta, PURPOSE, expected);
+                sink.write(batch, PersistMode::SyncAll).map_err(|error| failure(&error))?;
+            }
+        }
+        Ok(Self { db, rows, sink, failed: AtomicBool::new(false) })
+    }
+}
+
+impl KvRead for FjallDb {
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
+        Ok(self.rows.get(key).map_err(backend)?.map(|value| value.to_vec()))
+    }
+
+    fn scan<'a>(&'a self, start: &[u8], end: Option<&[u8]>, order: Order) -> KvIter<'a> {
+        if end.is_some_and(|end| end <= start) {
+            return Box::new(std::iter::empty());
+        }
+        let rows = match end {
+            Some(end) => self.rows.range(start.to_vec()..end.to_vec()),
+            None => self.rows.range(start.to_vec()..),
+        };
+        let pair = |row: fjall::Guard| {
+            let (key, value) = row.into_inner().map_err(backend)?;
+            Ok((key.to_vec(), value.to_vec()))
+        };
+        match order {
+            Order::Ascending => Box::new(rows.map(pair)),
+            Order::Descending => Box::new(rows.rev().map(pair)),
+        }
+    }
+}
+
+impl LocalDb for FjallDb {
+    fn commit(&self, writes: WriteSet, sync: bool) -> Result<(), DbError> {
+        check(&writes)?;
+        if self.failed.load(Ordering::Acquire) {
+            return Err(DbError::Failed { what: "an earlier write failed".into() });
+        }
+        let mut batch = OwnedWriteBatch::with_capacity(self.db.clone(), writes.len());
+        for (key, value) in writes {
+            match value {
+                Some(value) => batch.insert(&self.rows, key, value),
+                None => batch.remove(&self.rows, key),
+            }
+        }
+        let mode = if sync { PersistMode::SyncAll } else { PersistMode::Buffer };
+        self.sink.write(batch, mode).map_err(|error| {
+            self.failed.store(true, Ordering::Release);
+            failure(&error)
+        })
+    }
+}
