@@ -187,10 +187,9 @@ impl Board {
     pub fn sessions(&mut self, sessions: Vec<pb::EscrowSession>) {
         let mut sums: BTreeMap<String, pb::Participant> = BTreeMap::new();
         for row in sessions.iter().flat_map(|session| &session.participants) {
-            let sum = sums.entry(row.address.clone()).or_insert_with(|| pb::Participant {
-                address: row.address.clone(),
-                ..Default::default()
-            });
+            let sum = sums
+                .entry(row.address.clone())
+                .or_insert_with(|| pb::Participant { address: row.address.clone(), ..Default::default() });
             add(sum, row);
         }
         for host in &mut self.hosts {
@@ -230,10 +229,14 @@ impl Board {
         }
     }
 
-    /// Inferences and requests that are open in any session.
+    /// Sessions in which an inference or a request is open. Live rows are no measure: they stay for a while after their end,
+    /// without a reserve.
     #[must_use]
-    pub fn open(&self) -> u64 {
-        self.sessions.iter().map(|session| u64::from(session.live) + u64::from(session.queued)).sum()
+    pub fn open(&self) -> usize {
+        let open = |session: &&pb::EscrowSession| {
+            session.queued > 0 || !matches!(session.reserved.as_str(), "" | "0")
+        };
+        self.sessions.iter().filter(open).count()
     }
 }
 
@@ -276,17 +279,14 @@ mod tests {
     fn counters_of_several_sessions_are_added() {
         let mut board = board();
         let session = |completed| {
-            let row = pb::Participant {
-                address: "hold10".into(),
-                completed,
-                blocked_ms: 5,
-                ..Default::default()
-            };
-            pb::EscrowSession { live: 2, queued: 1, participants: vec![row], ..Default::default() }
+            let row =
+                pb::Participant { address: "hold10".into(), completed, blocked_ms: 5, ..Default::default() };
+            let reserved = (completed - 3).to_string();
+            pb::EscrowSession { live: 2, reserved, participants: vec![row], ..Default::default() }
         };
         board.sessions(vec![session(3), session(4)]);
         let counters = &board.hosts[0].counters;
-        assert_eq!((counters.completed, counters.blocked_ms, board.open()), (7, 10, 6));
+        assert_eq!((counters.completed, counters.blocked_ms, board.open()), (7, 10, 1));
         board.sessions(vec![session(3)]);
         assert_eq!(board.hosts[0].counters.completed, 3);
     }

@@ -9,9 +9,9 @@ pub enum FaultKind {
     Fork,
     /// The same, but once it has signed its refusal it is killed and starts again with an empty store.
     RestartEmpty,
-    /// It takes its time for each token.
+    /// Each of its calls takes longer.
     Slow,
-    /// It computes another state, and signs ours when it is asked for a proof.
+    /// It refuses live traffic as if its state were another, and signs ours when it is asked for a proof.
     Lie,
 }
 
@@ -29,9 +29,9 @@ impl FaultKind {
         }
     }
 
-    /// Whether the host stays another state's until somebody resets it.
+    /// Whether the host goes on disagreeing whatever it is taught.
     #[must_use]
-    pub const fn is_forked(self) -> bool {
+    pub const fn is_lasting(self) -> bool {
         matches!(self, Self::Fork | Self::Lie)
     }
 }
@@ -43,17 +43,32 @@ pub struct Fault {
     pub kind: FaultKind,
     /// Which: `host0` is 0.
     pub host: usize,
-    /// From which nonce on; at least 1.
-    pub nonce: u64,
+    /// From which nonce on; of a slow one how much longer a call takes, milliseconds.
+    pub number: u64,
+}
+
+impl Fault {
+    /// As `holdfastd host --fault` takes it.
+    #[must_use]
+    pub fn of_host(&self) -> String {
+        match self.kind {
+            FaultKind::Slow => format!("slow@{}", self.number),
+            kind => format!("{}@nonce{}", kind.name(), self.number),
+        }
+    }
 }
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:host{}@nonce{}", self.kind.name(), self.host, self.nonce)
+        let (kind, host, number) = (self.kind.name(), self.host, self.number);
+        match self.kind {
+            FaultKind::Slow => write!(f, "{kind}:host{host}@{number}ms"),
+            _ => write!(f, "{kind}:host{host}@nonce{number}"),
+        }
     }
 }
 
-/// Faults with commas between them: `fork:host2@nonce40,slow:host0@nonce10`.
+/// Faults with commas between them: `fork:host2@nonce40,slow:host0@200ms`.
 ///
 /// # Errors
 /// Names the part that is wrong and what belongs there.
@@ -70,22 +85,33 @@ pub fn parse(text: &str) -> Result<Vec<Fault>, String> {
 }
 
 fn one(part: &str) -> Result<Fault, String> {
-    let form = || format!("{part:?}: write KIND:hostI@nonceN, as fork:host2@nonce40");
+    let form = || format!("{part:?}: write KIND:hostI@nonceN, as fork:host2@nonce40, or slow:hostI@Nms");
     let (kind, rest) = part.split_once(':').ok_or_else(form)?;
-    let (host, nonce) = rest.split_once('@').ok_or_else(form)?;
+    let (host, at) = rest.split_once('@').ok_or_else(form)?;
     let kind = FaultKind::ALL.into_iter().find(|known| known.name() == kind).ok_or_else(|| {
         let known = FaultKind::ALL.map(FaultKind::name).join(", ");
         format!("{part:?}: there is no fault {kind:?}; there are {known}")
     })?;
-    let digits = |text: &str, prefix: &str| {
-        let digits = text.strip_prefix(prefix)?;
-        digits.bytes().all(|b| b.is_ascii_digit()).then(|| digits.parse::<u64>().ok())?
-    };
-    let host = digits(host, "host").and_then(|host| usize::try_from(host).ok());
+    let host = host.strip_prefix("host").and_then(number).and_then(|host| usize::try_from(host).ok());
     let host = host.ok_or_else(|| format!("{part:?}: name a host by its number, as host0"))?;
-    let nonce = digits(nonce, "nonce").filter(|nonce| (1..=10_000_000).contains(nonce));
-    let nonce = nonce.ok_or_else(|| format!("{part:?}: give a nonce from nonce1 to nonce10000000"))?;
-    Ok(Fault { kind, host, nonce })
+    let number = match kind {
+        FaultKind::Slow => at
+            .strip_suffix("ms")
+            .and_then(number)
+            .filter(|ms| (1..=60_000).contains(ms))
+            .ok_or_else(|| format!("{part:?}: give a time from 1ms to 60000ms"))?,
+        _ => at
+            .strip_prefix("nonce")
+            .and_then(number)
+            .filter(|nonce| (1..=10_000_000).contains(nonce))
+            .ok_or_else(|| format!("{part:?}: give a nonce from nonce1 to nonce10000000"))?,
+    };
+    Ok(Fault { kind, host, number })
+}
+
+/// A number without a sign.
+fn number(digits: &str) -> Option<u64> {
+    digits.bytes().all(|b| b.is_ascii_digit()).then(|| digits.parse().ok())?
 }
 
 /// Whether a network of so many hosts has all that go wrong.
@@ -105,12 +131,13 @@ mod tests {
 
     #[test]
     fn faults_are_read_as_they_are_written() {
-        let text = "fork:host2@nonce40, restart-empty:host3@nonce60,slow:host0@nonce1,lie:host10@nonce9";
+        let text = "fork:host2@nonce40, restart-empty:host3@nonce60,slow:host0@250ms,lie:host10@nonce9";
         let faults = parse(text).unwrap();
-        let (kind, host, nonce) = (FaultKind::RestartEmpty, 3, 60);
-        assert_eq!(faults[1], Fault { kind, host, nonce });
+        assert_eq!(faults[1], Fault { kind: FaultKind::RestartEmpty, host: 3, number: 60 });
         let shown: Vec<String> = faults.iter().map(ToString::to_string).collect();
-        assert_eq!(shown.join(", "), text.replace(",slow", ", slow").replace(",lie", ", lie").replace(",restart", ", restart"));
+        assert_eq!(shown.join(","), text.replace(' ', ""));
+        let given: Vec<String> = faults.iter().map(Fault::of_host).collect();
+        assert_eq!(given, ["fork@nonce40", "restart-empty@nonce60", "slow@250", "lie@nonce9"]);
         assert!(check(&faults, 11).is_ok());
         assert!(check(&faults, 10).unwrap_err().contains("there are host0 to host9"));
     }
@@ -130,7 +157,9 @@ mod tests {
             ("fork:host1@nonce10000001", "from nonce1"),
             ("fork:host1@nonce99999999999999999999999", "from nonce1"),
             ("fork:host1@nonce4,", "KIND:hostI@nonceN"),
-            ("fork:host1@nonce4,slow:host1@nonce9", "one fault"),
+            ("slow:host1@nonce4", "from 1ms to"),
+            ("slow:host1@60001ms", "from 1ms to"),
+            ("fork:host1@nonce4,slow:host1@9ms", "one fault"),
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.contains(part), "{text}: {error}");

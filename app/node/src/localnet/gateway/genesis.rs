@@ -57,7 +57,10 @@ impl Chain<'_> {
             workers: self.hosts.iter().map(worker).collect(),
             models: vec![MODEL.into()],
             epoch_length: EPOCH_LENGTH,
-            validation: ValidationParams { downtime_sprt_enabled: false, ..preset_params(Preset::Recommended) },
+            validation: ValidationParams {
+                downtime_sprt_enabled: false,
+                ..preset_params(Preset::Recommended)
+            },
         };
         start.fill(&mut doc, &hrp)?;
 

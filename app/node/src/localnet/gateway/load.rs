@@ -31,7 +31,8 @@ const ANSWER_BYTES: usize = 4 << 20;
 const REASONS: usize = 8;
 
 const WORDS: [&str; 12] = [
-    "chain", "token", "weight", "quorum", "nonce", "root", "proof", "lease", "shard", "prompt", "ledger", "epoch",
+    "chain", "token", "weight", "quorum", "nonce", "root", "proof", "lease", "shard", "prompt", "ledger",
+    "epoch",
 ];
 
 /// What is asked of the gateway.

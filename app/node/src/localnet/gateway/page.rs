@@ -91,7 +91,7 @@ fn lane(out: &mut String, line: &[Stretch], top: u64, whole_ms: u64) {
 
 /// One lane for each host, from the first request to the settlement.
 #[must_use]
-pub fn timeline(report: &Report<'_>, board: &Board) -> String {
+pub(super) fn timeline(report: &Report<'_>, board: &Board) -> String {
     let whole_ms = report.elapsed_ms.max(1);
     let bottom = TOP + board.hosts.len() as u64 * LANE;
     let (width, height) = (LEFT + COLUMNS + 24, bottom + 40);
@@ -110,14 +110,20 @@ pub fn timeline(report: &Report<'_>, board: &Board) -> String {
     let mut x = 20;
     for state in HostState::ALL {
         let class = class(state);
-        push(&mut out, format_args!("<rect class=\"{class}\" x=\"{x}\" y=\"52\" width=\"20\" height=\"12\"/>\n"));
+        push(
+            &mut out,
+            format_args!("<rect class=\"{class}\" x=\"{x}\" y=\"52\" width=\"20\" height=\"12\"/>\n"),
+        );
         text(&mut out, "hf-t", x + 26, 63, meaning(state));
         x += 44 + meaning(state).len() as u64 * 7;
     }
     for tick in 0..=8_u64 {
         let at_ms = whole_ms * tick / 8;
         let x = column(at_ms, whole_ms);
-        push(&mut out, format_args!("<line class=\"hf-g\" x1=\"{x}\" x2=\"{x}\" y1=\"{TOP}\" y2=\"{bottom}\"/>\n"));
+        push(
+            &mut out,
+            format_args!("<line class=\"hf-g\" x1=\"{x}\" x2=\"{x}\" y1=\"{TOP}\" y2=\"{bottom}\"/>\n"),
+        );
         text(&mut out, "hf-t hf-m", x.saturating_sub(10), bottom + 20, &format!("{} s", seconds(at_ms)));
     }
     for (row, host) in board.hosts.iter().enumerate() {
@@ -132,15 +138,21 @@ pub fn timeline(report: &Report<'_>, board: &Board) -> String {
 fn fault_text(board: &Board) -> Vec<String> {
     let faults = board.hosts.iter().filter_map(|host| Some((host, host.fault?)));
     let told = |(host, fault): (&super::board::HostRow, super::faults::Fault)| {
-        let what = match fault.kind {
-            FaultKind::Fork => "computes another state from there on, and keeps it",
-            FaultKind::RestartEmpty => {
-                "computes another state from there on; once it has signed that, it is killed and starts with an empty store"
+        let (name, number) = (escape(&host.name), thousands(fault.number));
+        match fault.kind {
+            FaultKind::Fork => {
+                format!("<li>{name} computes another state from nonce {number} on, and keeps it</li>\n")
             }
-            FaultKind::Slow => "takes its time for each token from there on",
-            FaultKind::Lie => "computes another state from there on, and signs ours when it is asked for a proof",
-        };
-        format!("<li>{} at nonce {}: {what}</li>\n", escape(&host.name), thousands(fault.nonce))
+            FaultKind::RestartEmpty => format!(
+                "<li>{name} computes another state from nonce {number} on; once it has signed that, it is killed and starts \
+                 with an empty store</li>\n"
+            ),
+            FaultKind::Slow => format!("<li>{name} takes {number} ms longer for each call</li>\n"),
+            FaultKind::Lie => format!(
+                "<li>{name} refuses requests from nonce {number} on as if its state were another, and signs ours when it is \
+                 asked for a proof</li>\n"
+            ),
+        }
     };
     faults.map(told).collect()
 }
@@ -156,7 +168,11 @@ fn cards(out: &mut String, report: &Report<'_>) {
     let while_flagged = sum(|host| host.starts_while_flagged);
     let safe = if while_flagged == 0 { "good" } else { "bad" };
     let cards = [
-        ("", thousands(outcome.requests.completed), format!("of {} requests answered", thousands(outcome.requests.offered))),
+        (
+            "",
+            thousands(outcome.requests.completed),
+            format!("of {} requests answered", thousands(outcome.requests.offered)),
+        ),
         ("", thousands(outcome.requests.failed), "requests failed".into()),
         ("", thousands(sum(|host| host.restored)), "repairs brought a host back".into()),
         (safe, thousands(while_flagged), "starts sent to a host that was withheld".into()),
@@ -225,7 +241,7 @@ fn events(out: &mut String, report: &Report<'_>, board: &Board) {
 
 /// The whole page, with nothing fetched and no script.
 #[must_use]
-pub fn page(report: &Report<'_>, board: &Board, picture: &str) -> String {
+pub(super) fn page(report: &Report<'_>, board: &Board, picture: &str) -> String {
     let mut out = String::new();
     push(
         &mut out,
@@ -308,7 +324,11 @@ mod tests {
         let mut row = HostRow::new("host0".into(), "hold1a".into(), None);
         row.stretches.push(Stretch { from_ms: 500, state: HostState::Teaching });
         row.stretches.push(Stretch { from_ms: 500, state: HostState::Serving });
-        let evil = HostRow::new("<b>".into(), "hold1b".into(), super::super::faults::parse("fork:host1@nonce4").ok().map(|f| f[0]));
+        let evil = HostRow::new(
+            "<b>".into(),
+            "hold1b".into(),
+            super::super::faults::parse("fork:host1@nonce4").ok().map(|f| f[0]),
+        );
         let mut board = Board { hosts: vec![row, evil], ..Board::default() };
         board.change(12, Some(1), "<script>");
         let coins = Coins {
@@ -337,7 +357,9 @@ mod tests {
         // Half of the run lies in the middle of the plot; a stretch without length is still seen.
         assert!(picture.contains("class=\"s-teaching\" x=\"630\" y=\"99\" width=\"2\""), "{picture}");
         let page = page(&report, &board, &picture);
-        for part in ["host0", "&lt;b&gt;", "&lt;script&gt;", "503 no_available_host", "computes another state"] {
+        for part in
+            ["host0", "&lt;b&gt;", "&lt;script&gt;", "503 no_available_host", "computes another state"]
+        {
             assert!(page.contains(part), "{part}");
         }
         assert!(!page.contains("<script"));

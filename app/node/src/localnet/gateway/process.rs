@@ -41,6 +41,8 @@ struct Running {
     child: Child,
     since: Instant,
     rest: JoinHandle<()>,
+    /// It was asked to end; asked twice it would not finish what it does.
+    told: bool,
 }
 
 impl Drop for Running {
@@ -79,7 +81,8 @@ impl Process {
             // A terminal's ^C goes to this process alone, which then stops the others in order.
             .process_group(0)
             .kill_on_drop(true);
-        let mut child = command.spawn().with_context(|| format!("cannot run {}", self.holdfastd.display()))?;
+        let mut child =
+            command.spawn().with_context(|| format!("cannot run {}", self.holdfastd.display()))?;
         let stdout = child.stdout.take().context("the output is a pipe")?;
         let mut lines = BufReader::new(stdout).lines();
         let Ok(first) = tokio::time::timeout(UP, lines.next_line()).await else {
@@ -95,7 +98,7 @@ impl Process {
                 let _ = rest_of_log.write_all(format!("{line}\n").as_bytes()).await;
             }
         });
-        self.running = Some(Running { child, since: Instant::now(), rest });
+        self.running = Some(Running { child, since: Instant::now(), rest, told: false });
         Ok(first)
     }
 
@@ -106,11 +109,6 @@ impl Process {
         let last: String = last.chars().take(400).collect();
         let text = format!("{what}; {} ends with: {last}", self.log.display());
         CliError { code: 83, field: self.name.clone(), text }.into()
-    }
-
-    /// Whether it runs.
-    pub(super) fn is_up(&self) -> bool {
-        self.running.is_some()
     }
 
     /// Its process id.
@@ -147,13 +145,19 @@ impl Process {
         }
     }
 
-    /// Asks it to end, and kills it when it does not.
-    pub(super) async fn stop(&mut self) {
-        let Some(mut running) = self.running.take() else { return };
+    /// Asks it to end, once.
+    pub(super) fn terminate(&mut self) {
+        let Some(running) = &mut self.running else { return };
         let pid = running.child.id().and_then(|pid| Pid::from_raw(pid.cast_signed()));
-        if let Some(pid) = pid {
+        if let Some(pid) = pid.filter(|_| !std::mem::replace(&mut running.told, true)) {
             let _ = kill_process(pid, Signal::TERM);
         }
+    }
+
+    /// Asks it to end, and kills it when it does not.
+    pub(super) async fn stop(&mut self) {
+        self.terminate();
+        let Some(mut running) = self.running.take() else { return };
         if tokio::time::timeout(PATIENCE, running.child.wait()).await.is_err() {
             let _ = running.child.kill().await;
         }

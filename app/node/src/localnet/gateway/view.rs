@@ -6,17 +6,17 @@ use crate::devnet::report::thousands;
 use crate::devnet::view::{Line, Paint, Screen};
 
 /// What goes on now.
-pub struct View<'a> {
+pub(super) struct View<'a> {
     /// What is known.
-    pub board: &'a Board,
+    pub(super) board: &'a Board,
     /// What became of the requests.
-    pub requests: Requests,
+    pub(super) requests: Requests,
     /// Requests of the run; 0: no load.
-    pub wanted: u64,
+    pub(super) wanted: u64,
     /// What the run is at: `load`, `waits for repairs`, `settles`.
-    pub stage: &'a str,
+    pub(super) stage: &'a str,
     /// Milliseconds since the load began.
-    pub elapsed_ms: u64,
+    pub(super) elapsed_ms: u64,
 }
 
 fn paint(state: HostState) -> Paint {
@@ -45,7 +45,7 @@ fn repair(board: &Board, host: usize) -> String {
 
 /// One frame, at most `screen.height` lines of at most `screen.width` columns.
 #[must_use]
-pub fn frame(view: &View<'_>, screen: Screen) -> String {
+pub(super) fn frame(view: &View<'_>, screen: Screen) -> String {
     let line = || Line::new(screen);
     let board = view.board;
     let mut lines = vec![
@@ -62,7 +62,10 @@ pub fn frame(view: &View<'_>, screen: Screen) -> String {
             .add(Paint::Bold, &format!("escrow {}", session.escrow_id))
             .add(Paint::Plain, &format!("  {}  nonce {}", session.phase, thousands(session.nonce)))
             .add(Paint::Plain, &format!("  live {}  queued {}", session.live, session.queued))
-            .add(Paint::Dim, &format!("  balance {}  cost {}  fees {}", session.balance, session.cost, session.fees));
+            .add(
+                Paint::Dim,
+                &format!("  balance {}  cost {}  fees {}", session.balance, session.cost, session.fees),
+            );
         if session.self_suspect {
             row = row.add(Paint::Red, "  SELF SUSPECT");
         }
@@ -108,17 +111,24 @@ fn requests(line: Line, view: &View<'_>) -> Line {
     line.add(Paint::Plain, &format!("{} of {} requests   ", thousands(offered), thousands(view.wanted)))
         .add(Paint::Green, &format!("answered {}   ", thousands(completed)))
         .add(if failed == 0 { Paint::Plain } else { Paint::Red }, &format!("failed {}   ", thousands(failed)))
-        .add(Paint::Plain, &format!("cancelled {}   open {}", thousands(cancelled), thousands(view.requests.open())))
+        .add(
+            Paint::Plain,
+            &format!("cancelled {}   open {}", thousands(cancelled), thousands(view.requests.open())),
+        )
 }
 
 /// One line for a log, without colour and without a line end.
 #[must_use]
-pub fn log_line(view: &View<'_>) -> String {
+pub(super) fn log_line(view: &View<'_>) -> String {
     let Requests { offered, completed, failed, cancelled } = view.requests;
     let count = |state| view.board.hosts.iter().filter(|host| host.state() == state).count();
     let flagged = view.board.hosts.iter().filter(|host| host.flag.is_some()).count();
-    let nonces: Vec<String> =
-        view.board.sessions.iter().map(|session| format!("{} at {}", session.escrow_id, session.nonce)).collect();
+    let nonces: Vec<String> = view
+        .board
+        .sessions
+        .iter()
+        .map(|session| format!("{} at {}", session.escrow_id, session.nonce))
+        .collect();
     format!(
         "{} {}: {offered}/{} offered, {completed} answered, {failed} failed, {cancelled} cancelled; hosts: {} serving, \
          {flagged} flagged, {} down; escrow {}",
@@ -133,7 +143,7 @@ pub fn log_line(view: &View<'_>) -> String {
 
 /// One line about something that happened.
 #[must_use]
-pub fn change_line(change: &Change, board: &Board) -> String {
+pub(super) fn change_line(change: &Change, board: &Board) -> String {
     let host = change.host.and_then(|at| board.hosts.get(at)).map_or("network", |host| host.name.as_str());
     format!("{} {host}: {}", seconds(change.at_ms), change.what)
 }
@@ -167,12 +177,16 @@ mod tests {
             let text = frame(&view, screen);
             let lines: Vec<&str> = text.split("\r\n").collect();
             assert!(lines.len() <= height.max(1), "{width}x{height}");
-            let plain = |line: &str| line.replace("\u{1b}[H", "").replace("\u{1b}[K", "").replace("\u{1b}[J", "");
+            let plain =
+                |line: &str| line.replace("\u{1b}[H", "").replace("\u{1b}[K", "").replace("\u{1b}[J", "");
             assert!(lines.iter().all(|line| plain(line).chars().count() <= width), "{width}x{height}");
         }
         let screen = Screen { width: 200, height: 60, colour: false, unicode: false };
         let text = frame(&view, screen);
-        assert!(text.contains("host8") && text.contains("generation 2") && !text.contains("\u{1b}[2J"), "{text}");
+        assert!(
+            text.contains("host8") && text.contains("generation 2") && !text.contains("\u{1b}[2J"),
+            "{text}"
+        );
         assert!(text.contains("1.2 s host4: escrow_participant_state_blocked"), "{text}");
         assert_eq!(
             log_line(&view),
