@@ -230,10 +230,10 @@ pub(crate) fn run(args: &LocalnetArgs, net: &GatewayArgs, words: &[String]) -> R
     match (outcome.coins.settled, outcome.coins.conserved) {
         (true, true) => Ok(()),
         (false, true) => Err(fail(
-            97,
+            98,
             "localnet",
             "the escrow was not settled in time: too few hosts sign its end; the chain still holds its coins",
         )),
-        (_, false) => Err(fail(97, "localnet", "balances of the chain are not what the settlement says")),
+        (_, false) => Err(fail(98, "localnet", "balances of the chain are not what the settlement says")),
     }
 }

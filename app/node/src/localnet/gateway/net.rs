@@ -14,7 +14,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use super::board::{Board, HostRow};
 use super::chain::ChainClient;
 use super::faults::FaultKind;
-use super::genesis::MODEL;
+use super::genesis::{CONTEXT, MODEL};
 use super::load::{self, Counts, Load, Requests};
 use super::process::Process;
 use super::report::{self, Balances, Outcome, Report};
@@ -136,8 +136,10 @@ impl<'a> Net<'a> {
         let token = home.join("operator-token").display().to_string();
         let (home, grpc) = (home.display().to_string(), self.plan.gateway_grpc.to_string());
         let mut args = words(&["gateway", "--home", &home, "--from", "gateway", "--grpc-addr", chain_grpc]);
-        args.extend(words(&["--listen", http, "--grpc-listen", &grpc, "--escrow", &escrow_id.to_string()]));
-        args.extend(words(&["--operator-token-file", &token, "--output", "json"]));
+        args.extend(words(&["--http", http, "--grpc", &grpc, "--models", MODEL, "--escrow", &escrow_id.to_string()]));
+        args.extend(words(&["--operator-token-file", &token, "--deadline", "120", "--output", "json"]));
+        // As the reference model is.
+        args.extend(words(&["--context-length", &CONTEXT.to_string(), "--token-bytes-max", "1"]));
         if self.plan.allow_reset {
             args.push("--allow-reset".into());
         }
@@ -237,8 +239,7 @@ impl<'a> Net<'a> {
         self.gateway.args = self.gateway_args(&chain_grpc, &plan.gateway_http.to_string(), escrow_id);
         let first: Value =
             serde_json::from_str(&self.gateway.start().await?).context("the gateway's first line")?;
-        let http = first["http"].as_str().or_else(|| first["address"].as_str());
-        let http = http.context("the gateway does not say where it listens")?.to_owned();
+        let http = first["http"].as_str().context("the gateway does not say where it listens")?.to_owned();
         // Started again it shall be where its clients look for it.
         self.gateway.args = self.gateway_args(&chain_grpc, &http, escrow_id);
         let operator = Operator::new(plan.gateway_grpc, &plan.operator_token)?;
