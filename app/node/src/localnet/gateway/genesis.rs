@@ -11,6 +11,8 @@ use crate::devnet::genesis::{DENOM, Start, Worker, preset_params, state};
 
 /// The model that every host serves.
 pub const MODEL: &str = "ref-llama";
+/// Tokens that it takes, prompt and answer together.
+pub const CONTEXT: usize = holdfast_runner::backends::reference::POSITIONS;
 /// Blocks in an epoch: an escrow never outlives the one after its own, and no run should end that way.
 pub const EPOCH_LENGTH: i64 = 100_000;
 /// Coins that the escrow takes.
