@@ -35,6 +35,10 @@ pub struct EscrowRow {
     pub created_at: u64,
     /// Height from which a dispute is taken.
     pub expires_at: u64,
+    /// Blocks after the expiry in which a first dispute is taken.
+    pub dispute_window: u64,
+    /// Nonce of the highest state that was brought by dispute.
+    pub disputed_nonce: Option<u64>,
     /// Nonce of the state that was paid.
     pub paid_nonce: Option<u64>,
 }
@@ -159,19 +163,25 @@ pub enum DeliverError {
     },
 }
 
-/// Sends `order` and waits for the block that holds it, looking every `poll`. `before` is told the last height at
-/// which the transaction is good, before it is sent; when it fails nothing is sent.
+/// Sends `order`, good for [`TX_LIFE_BLOCKS`], and waits for the block that holds it, looking every `poll`.
 ///
 /// # Errors
 /// [`DeliverError`]; a refusal in the block is one too.
-pub async fn deliver(
+pub async fn deliver(chain: &dyn Chain, order: Order, poll: Duration) -> Result<TxOutcome, DeliverError> {
+    let until = chain.height().await?.saturating_add(TX_LIFE_BLOCKS);
+    deliver_until(chain, order, poll, until).await
+}
+
+/// [`deliver`] for a transaction that is good until the height `until`.
+///
+/// # Errors
+/// As [`deliver`].
+pub async fn deliver_until(
     chain: &dyn Chain,
     order: Order,
     poll: Duration,
-    before: impl AsyncFnOnce(u64) -> Result<(), ChainError>,
+    until: u64,
 ) -> Result<TxOutcome, DeliverError> {
-    let until = chain.height().await?.saturating_add(TX_LIFE_BLOCKS);
-    before(until).await?;
     let hash = chain.submit(order, until).await?;
     let mut failures = 0;
     loop {

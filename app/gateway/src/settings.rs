@@ -1,6 +1,6 @@
 //! Limits and waits of the process around the sessions. Those of a session are in [`GatewayConfig`].
 
-use crate::core::api::GatewayConfig;
+use crate::core::GatewayConfig;
 
 /// What an operator sets, and what stays as it is. Times in milliseconds, sizes in bytes.
 #[derive(Debug, Clone)]

@@ -7,35 +7,34 @@
 // A status is what tonic's services return, however large it is.
 #![allow(clippy::result_large_err)]
 
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use holdfast_proto::holdfast::host::v1 as pb;
-use holdfast_proto::holdfast::host::v1::host_server::{Host as HostService, HostServer};
+use holdfast_proto::holdfast::host::v1::host_server::HostServer;
 use holdfast_proto::holdfast::host::v1::serve_response::Event;
 use holdfast_proto::holdfast::inference::v1::{Inference, InferenceStatus};
 use holdfast_proto::holdfast::runner::v1::FailureKind as PbKind;
 use holdfast_runner::adapter::{Sampling, SessionId};
-use holdfast_runner::runner::{
-    GenerateRequest, Generation, GenerationEvent, Outcome, RunnerHandle, Stopped, SubmitError,
-};
-use holdfast_runner::text::{ChatMessage, TextCodec, TextStream};
+use holdfast_runner::runner::{GenerateRequest, Generation, Outcome, RunnerHandle, Stopped, SubmitError};
+use holdfast_runner::text::{ChatMessage, TextCodec};
 use holdfast_runner::{Cause, Clock, FailureKind, WorkStatus};
 use holdfast_types::{Address, Hrp};
 use sha2::{Digest, Sha256};
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status};
+use tonic::{Request, Status};
 
 use crate::auth;
 use crate::body::{BODY_MAX, Body, Prompt};
 use crate::chain::{Chain, ChainError};
+use crate::driver::Sessions;
 use crate::intake::{self, Budget, MESSAGE_MAX, Rule};
 use crate::outbox::Outbox;
+use crate::tape::{Kept, Piece, Shelf, Tape, pump};
 use crate::waiting::Waiting;
 use crate::wire::RETRY_AFTER;
 
@@ -47,10 +46,6 @@ const START_BLOCKS: u64 = 2;
 const START_WAIT: Duration = Duration::from_secs(30);
 /// Calls of Serve at a time.
 const STREAMS_MAX: usize = 1_024;
-/// Answers kept for those who ask again: the newest.
-const ANSWERS_MAX: usize = 1_024;
-/// Pieces of all these together, each some 150 bytes. Who asks for one that went gets it from the ledger.
-const PIECES_KEPT: usize = 1 << 19;
 /// Pieces of an answer on their way to one client.
 const PIECES: usize = 16;
 /// Longest a client may take for the whole answer, beyond the runner's own limit.
@@ -103,96 +98,28 @@ impl Default for Pace {
 
 /// One answer as its clients see it.
 pub(crate) struct Answer {
-    session: SessionId,
+    pub(crate) session: SessionId,
     requester: Address,
     prompt_hash: [u8; 32],
-    state: Mutex<AnswerState>,
-    changed: watch::Sender<()>,
-    /// Tokens handed to the socket of the client that is furthest on.
-    delivered: AtomicU32,
-}
-
-#[derive(Default)]
-struct AnswerState {
-    deltas: Vec<pb::Delta>,
-    end: Option<Event>,
+    tape: Tape<Event>,
 }
 
 impl Answer {
     fn new(session: SessionId, requester: Address, prompt_hash: [u8; 32], end: Option<Event>) -> Arc<Self> {
-        Arc::new(Self {
-            session,
-            requester,
-            prompt_hash,
-            state: Mutex::new(AnswerState { deltas: Vec::new(), end }),
-            changed: watch::Sender::new(()),
-            delivered: AtomicU32::new(0),
-        })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, AnswerState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn push(&self, delta: pb::Delta) {
-        self.lock().deltas.push(delta);
-        self.changed.send_replace(());
-    }
-
-    fn end(&self, event: Event) {
-        self.lock().end = Some(event);
-        self.changed.send_replace(());
-    }
-
-    /// What follows the first `from` pieces.
-    fn after(&self, from: usize) -> (Vec<pb::Delta>, Option<Event>) {
-        let state = self.lock();
-        (state.deltas.get(from..).unwrap_or_default().to_vec(), state.end.clone())
+        Arc::new(Self { session, requester, prompt_hash, tape: Tape::new(end) })
     }
 }
 
-/// Answers by inference id: those being made, and the newest of those that ended.
-#[derive(Default)]
-pub(crate) struct Answers {
-    answers: Mutex<BTreeMap<String, (u64, Arc<Answer>)>>,
-}
+impl Kept for Answer {
+    type End = Event;
 
-impl Answers {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, (u64, Arc<Answer>)>> {
-        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn get(&self, id: &str) -> Option<Arc<Answer>> {
-        self.lock().get(id).map(|(_, answer)| answer.clone())
-    }
-
-    fn insert(&self, id: &str, answer: Arc<Answer>) {
-        let mut answers = self.lock();
-        let number = answers.values().map(|(number, _)| *number).max().map_or(0, |last| last + 1);
-        answers.insert(id.to_owned(), (number, answer));
-        let mut pieces: usize = answers.values().map(|(_, answer)| answer.lock().deltas.len()).sum();
-        while answers.len() > ANSWERS_MAX || pieces > PIECES_KEPT {
-            let ended = answers.iter().filter(|(_, (_, answer))| answer.lock().end.is_some());
-            let Some(oldest) = ended.min_by_key(|(_, (number, _))| *number).map(|(id, _)| id.clone()) else {
-                break;
-            };
-            let removed = answers.remove(&oldest);
-            pieces = pieces.saturating_sub(removed.map_or(0, |(_, answer)| answer.lock().deltas.len()));
-        }
-    }
-
-    /// The inference of a session.
-    pub(crate) fn id_of(&self, session: SessionId) -> Option<String> {
-        let answers = self.lock();
-        answers.iter().find(|(_, (_, answer))| answer.session == session).map(|(id, _)| id.clone())
-    }
-
-    fn running(&self) -> Vec<(String, Arc<Answer>)> {
-        let answers = self.lock();
-        let running = answers.iter().filter(|(_, (_, answer))| answer.lock().end.is_none());
-        running.map(|(id, (_, answer))| (id.clone(), answer.clone())).collect()
+    fn tape(&self) -> &Tape<Event> {
+        &self.tape
     }
 }
+
+/// Answers by inference id.
+pub(crate) type Answers = Shelf<String, Answer>;
 
 struct Shared {
     config: HostConfig,
@@ -214,7 +141,11 @@ struct Shared {
 #[derive(Clone)]
 pub struct Host {
     shared: Arc<Shared>,
+    /// Of escrows, if it serves any.
+    pub(crate) sessions: Option<Sessions>,
 }
+
+pub(crate) type ServeStream = ReceiverStream<Result<pb::ServeResponse, Status>>;
 
 impl Host {
     /// A host that answers with `runner` and reports to `chain`. [`Host::background`] must run beside the service.
@@ -239,7 +170,14 @@ impl Host {
             wake: Arc::new(Notify::new()),
             draining: AtomicBool::new(false),
         };
-        Self { shared: Arc::new(shared) }
+        Self { shared: Arc::new(shared), sessions: None }
+    }
+
+    /// The same host, which serves escrow sessions too.
+    #[must_use]
+    pub fn with_sessions(mut self, sessions: Sessions) -> Self {
+        self.sessions = Some(sessions);
+        self
     }
 
     /// The gRPC service.
@@ -267,6 +205,7 @@ impl Host {
             chain: shared.chain.clone(),
             codec: shared.codec.clone(),
             me: shared.config.executor.to_bech32(&shared.config.hrp),
+            chain_id: shared.config.chain_id.clone(),
             answers: shared.answers.clone(),
             wake: shared.wake.clone(),
             pace: shared.config.pace,
@@ -274,6 +213,9 @@ impl Host {
         let mut tasks = JoinSet::new();
         tasks.spawn(outbox.run());
         tasks.spawn(watch_withdrawals(shared.clone()));
+        if let Some(sessions) = self.sessions.clone() {
+            tasks.spawn(async move { sessions.run().await });
+        }
         // Both end with the runner; the first to see it ends the other.
         tasks.join_next().await;
     }
@@ -283,12 +225,19 @@ impl Host {
     pub async fn drain(&self, runs: Duration, reports: Duration) -> bool {
         let shared = &self.shared;
         shared.draining.store(true, Ordering::Release);
+        if let Some(sessions) = &self.sessions {
+            sessions.stop_taking();
+        }
+        let in_session = || self.sessions.as_ref().is_some_and(Sessions::is_running);
         let ended = async {
-            while !shared.answers.running().is_empty() {
+            while !shared.answers.running().is_empty() || in_session() {
                 sleep(shared.config.pace.look).await;
             }
         };
         if timeout(runs, ended).await.is_err() {
+            if let Some(sessions) = &self.sessions {
+                sessions.stop_running().await;
+            }
             for (_, answer) in shared.answers.running() {
                 let _ = shared.runner.cancel(answer.session, Cause::Node).await;
             }
@@ -296,6 +245,7 @@ impl Host {
         // One that was stopped has its record only when its shards are quiet.
         let reported = async {
             while !shared.answers.running().is_empty()
+                || in_session()
                 || shared.runner.unsubmitted().await.is_ok_and(|waiting| !waiting.is_empty())
             {
                 shared.wake.notify_one();
@@ -436,8 +386,8 @@ impl Shared {
         // From here on it runs to its end, whoever listens: only the chain withdraws it.
         generation.detach();
         let answer = Answer::new(session, caller, prompt_hash, None);
-        self.answers.insert(id, answer.clone());
-        tokio::spawn(pump(generation, answer.clone(), self.codec.clone(), self.wake.clone()));
+        self.answers.insert(id.clone(), answer.clone());
+        tokio::spawn(run(generation, answer.clone(), self.codec.clone(), self.wake.clone()));
         Ok(answer)
     }
 
@@ -513,39 +463,10 @@ fn busy(error: &SubmitError) -> Status {
     }
 }
 
-/// Moves tokens from the runner to the answer, as text.
-async fn pump(mut generation: Generation, answer: Arc<Answer>, codec: Arc<dyn TextCodec>, wake: Arc<Notify>) {
-    let mut text = TextStream::default();
-    let mut waiting = pb::Delta::default();
-    let outcome = loop {
-        match generation.next().await {
-            Some(GenerationEvent::Token { index, token }) => {
-                if waiting.token_ids.is_empty() {
-                    waiting.index = index;
-                }
-                waiting.token_ids.push(token);
-                match text.push(codec.as_ref(), token) {
-                    // Half a character waits for its other half.
-                    Ok(piece) if piece.is_empty() => {}
-                    Ok(piece) => {
-                        waiting.text = piece;
-                        answer.push(std::mem::take(&mut waiting));
-                    }
-                    Err(error) => tracing::error!(%error, token, "a token has no text"),
-                }
-                generation.delivered(answer.delivered.load(Ordering::Relaxed));
-            }
-            Some(GenerationEvent::Wait) => {}
-            Some(GenerationEvent::Done(outcome)) => break Some(outcome),
-            None => break None,
-        }
-    };
-    let rest = text.finish();
-    if !rest.is_empty() || !waiting.token_ids.is_empty() {
-        waiting.text = rest;
-        answer.push(waiting);
-    }
-    answer.end(outcome.map_or_else(|| failed(None), |outcome| ended(&outcome)));
+/// Fills an answer from the runner.
+async fn run(generation: Generation, answer: Arc<Answer>, codec: Arc<dyn TextCodec>, wake: Arc<Notify>) {
+    let pumped = pump(generation, &answer.tape, codec.as_ref(), &[]).await;
+    answer.tape.end(pumped.outcome.map_or_else(|| failed(None), |outcome| ended(&outcome)));
     wake.notify_one();
 }
 
@@ -577,100 +498,26 @@ async fn stream(
     beat: Duration,
     _permit: OwnedSemaphorePermit,
 ) {
-    let response = |event| Ok(pb::ServeResponse { event: Some(event) });
-    let send = async {
-        let mut changed = answer.changed.subscribe();
-        let mut sent = 0;
-        loop {
-            let (deltas, end) = answer.after(sent);
-            sent += deltas.len();
-            for delta in deltas {
-                let count = u32::try_from(delta.token_ids.len()).unwrap_or(u32::MAX);
-                let upto = delta.index.saturating_add(count);
-                sender.send(response(Event::Delta(delta))).await.ok()?;
-                answer.delivered.fetch_max(upto, Ordering::Relaxed);
-            }
-            if let Some(end) = end {
-                return sender.send(response(end)).await.ok();
-            }
-            if timeout(beat, changed.changed()).await.is_err() {
-                sender.send(response(Event::Beat(pb::Beat {}))).await.ok()?;
-            }
-        }
-    };
+    let send = answer.tape.play(&sender, beat, |piece| pb::ServeResponse {
+        event: Some(match piece {
+            Piece::Delta(delta) => Event::Delta(delta),
+            Piece::Beat => Event::Beat(pb::Beat {}),
+            Piece::End(end) => end,
+        }),
+    });
     // A client that reads nothing holds its place for so long only; the run itself never waits for it.
     if timeout(within, send).await.is_err() {
-        let _ = sender.try_send(response(failed(Some(FailureKind::DeadlineExceeded))));
+        let event = Some(failed(Some(FailureKind::DeadlineExceeded)));
+        let _ = sender.try_send(Ok(pb::ServeResponse { event }));
     }
 }
 
-#[tonic::async_trait]
-impl HostService for Host {
-    type ServeStream = ReceiverStream<Result<pb::ServeResponse, Status>>;
-    type InferStream = ReceiverStream<Result<pb::InferResponse, Status>>;
-
-    async fn infer(&self, _: Request<pb::InferRequest>) -> Result<Response<Self::InferStream>, Status> {
-        Err(Status::unimplemented("no sessions here"))
-    }
-
-    async fn bind(&self, _: Request<pb::BindRequest>) -> Result<Response<pb::BindResponse>, Status> {
-        Err(Status::unimplemented("no sessions here"))
-    }
-
-    async fn teach(&self, _: Request<pb::TeachRequest>) -> Result<Response<pb::TeachResponse>, Status> {
-        Err(Status::unimplemented("no sessions here"))
-    }
-
-    async fn cancel_inference(
+impl Host {
+    /// Serve: see the module.
+    pub(crate) async fn serve_chain(
         &self,
-        _: Request<pb::CancelInferenceRequest>,
-    ) -> Result<Response<pb::CancelInferenceResponse>, Status> {
-        Err(Status::unimplemented("no sessions here"))
-    }
-
-    async fn get_signatures(
-        &self,
-        _: Request<pb::GetSignaturesRequest>,
-    ) -> Result<Response<pb::GetSignaturesResponse>, Status> {
-        Err(Status::unimplemented("no sessions here"))
-    }
-
-    async fn get_pending(
-        &self,
-        _: Request<pb::GetPendingRequest>,
-    ) -> Result<Response<pb::GetPendingResponse>, Status> {
-        Err(Status::unimplemented("no sessions here"))
-    }
-
-    async fn get_diffs(
-        &self,
-        _: Request<pb::GetDiffsRequest>,
-    ) -> Result<Response<pb::GetDiffsResponse>, Status> {
-        Err(Status::unimplemented("no sessions here"))
-    }
-
-    async fn vote_timeout(
-        &self,
-        _: Request<pb::VoteTimeoutRequest>,
-    ) -> Result<Response<pb::VoteTimeoutResponse>, Status> {
-        Err(Status::unimplemented("no sessions here"))
-    }
-
-    async fn challenge_start(
-        &self,
-        _: Request<pb::ChallengeStartRequest>,
-    ) -> Result<Response<pb::ChallengeStartResponse>, Status> {
-        Err(Status::unimplemented("no sessions here"))
-    }
-
-    async fn reset_session(
-        &self,
-        _: Request<pb::ResetSessionRequest>,
-    ) -> Result<Response<pb::ResetSessionResponse>, Status> {
-        Err(Status::unimplemented("no sessions here"))
-    }
-
-    async fn serve(&self, request: Request<pb::ServeRequest>) -> Result<Response<Self::ServeStream>, Status> {
+        request: Request<pb::ServeRequest>,
+    ) -> Result<ServeStream, Status> {
         let shared = &self.shared;
         let permit = shared.streams.clone().try_acquire_owned().map_err(|_| {
             full(format!("{STREAMS_MAX} calls are being served; try again in a second"), RETRY_MS)
@@ -705,7 +552,7 @@ impl HostService for Host {
         };
         let (sender, receiver) = mpsc::channel(PIECES);
         tokio::spawn(stream(answer, sender, within, shared.config.pace.beat, permit));
-        Ok(Response::new(ReceiverStream::new(receiver)))
+        Ok(ReceiverStream::new(receiver))
     }
 }
 

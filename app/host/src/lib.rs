@@ -10,6 +10,8 @@
 //! | [`client`] | a call of a host, signed |
 //! | [`server`], [`intake`] | connections of clients, and what may come in |
 //! | [`outbox`] | what became of each inference, reported once |
+//! | [`driver`] | escrow sessions of a running host |
+//! | [`escrows`] | what is asked of the chain about escrows |
 //! | [`owner`] | whose a folder is |
 //! | [`session`] | replicas of escrow sessions, sans-I/O |
 //! | [`store`] | where sessions are kept |
@@ -19,13 +21,17 @@ pub mod auth;
 pub mod body;
 pub mod chain;
 pub mod client;
+pub mod driver;
+pub mod escrows;
 pub mod host;
 pub mod intake;
 pub mod outbox;
 pub mod owner;
 pub mod server;
+mod service;
 pub mod session;
 pub mod store;
+mod tape;
 mod waiting;
 pub mod wire;
 

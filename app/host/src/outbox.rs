@@ -18,7 +18,7 @@ use holdfast_proto::Any;
 use holdfast_proto::holdfast::inference::v1::{
     Inference, InferenceStatus, MsgFinishInference, MsgReportFailure,
 };
-use holdfast_runner::adapter::KvKey;
+use holdfast_runner::adapter::{KvKey, SessionId};
 use holdfast_runner::runner::{MarkError, Report, RunnerHandle, Stopped};
 use holdfast_runner::text::TextCodec;
 use holdfast_runner::{Cause, FailureKind, WorkRecord, WorkStatus};
@@ -90,6 +90,7 @@ pub(crate) struct Outbox {
     pub(crate) codec: Arc<dyn TextCodec>,
     /// This host's address as the chain writes it.
     pub(crate) me: String,
+    pub(crate) chain_id: String,
     pub(crate) answers: Arc<Answers>,
     pub(crate) wake: Arc<Notify>,
     pub(crate) pace: Pace,
@@ -117,6 +118,12 @@ impl Outbox {
 
     async fn round(&self, waits: &mut BTreeMap<KvKey, Wait>) -> Result<(), RoundError> {
         let mut reports = self.runner.unsubmitted().await?;
+        // Those of escrow sessions are told by their diffs.
+        let of_chain = |report: &Report| {
+            let id = &report.inference_id;
+            id.is_empty() || SessionId::new(&self.chain_id, 0, id) == report.record.key.session
+        };
+        reports.retain(of_chain);
         waits.retain(|key, _| reports.iter().any(|report| report.record.key == *key));
         if reports.is_empty() {
             return Ok(());
@@ -164,7 +171,7 @@ impl Outbox {
         let key = record.key;
         // A session that ended in the queue has no opening in the ledger that would name it.
         let named = Some(inference_id.clone()).filter(|id| !id.is_empty());
-        let Some(id) = named.or_else(|| self.answers.id_of(key.session)) else {
+        let Some(id) = named.or_else(|| self.answers.find(|answer| answer.session == key.session)) else {
             return Ok(Some(Step::Close("unnamed")));
         };
         let Some(inference) = self.chain.inference(&id).await? else {

@@ -10,6 +10,7 @@ pub mod chain;
 pub mod consensus;
 pub mod draw;
 pub mod endblock;
+pub mod escrow;
 pub mod gov;
 pub mod measure;
 pub mod runner;

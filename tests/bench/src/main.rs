@@ -5,7 +5,8 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail, ensure};
 use holdfast_bench::{
-    Outcome, Row, chain, consensus, draw, endblock, gov, runner, signatures, state, store, trace, what_if,
+    Outcome, Row, chain, consensus, draw, endblock, escrow, gov, runner, signatures, state, store, trace,
+    what_if,
 };
 use serde::Serialize;
 
@@ -16,11 +17,11 @@ usage: holdfast-bench [--json FILE] [--peers DIR] [--trace FILE] [--only NAME] [
   --peers DIR   run the peers in DIR too, after ours, and compare
   --trace FILE  run the devnet on this request trace too, beside the built-in workload
   --only NAME   run one benchmark: signatures, chain, endblock, gov, what_if, draw, trace, store, state,
-                runner or consensus
+                runner, escrow or consensus
   --quick       small sizes: a check that everything runs, not a measurement";
 
 /// The benchmarks by name, in the order in which they run.
-const NAMES: [&str; 11] = [
+const NAMES: [&str; 12] = [
     "signatures",
     "chain",
     "endblock",
@@ -31,6 +32,7 @@ const NAMES: [&str; 11] = [
     "store",
     "state",
     "runner",
+    "escrow",
     "consensus",
 ];
 
@@ -175,6 +177,7 @@ fn measure(name: &str, args: &Args) -> Result<String> {
         "what_if" => what_if::run(if quick { what_if::Size::QUICK } else { what_if::Size::FULL })?,
         "state" => state::run(if quick { state::Size::QUICK } else { state::Size::FULL })?,
         "runner" => runner::run(if quick { runner::Size::QUICK } else { runner::Size::FULL })?,
+        "escrow" => escrow::run(if quick { escrow::Size::QUICK } else { escrow::Size::FULL })?,
         "consensus" => {
             let size = if quick { consensus::Size::QUICK } else { consensus::Size::FULL };
             consensus::run(&size, &consensus::Programs::find()?)?

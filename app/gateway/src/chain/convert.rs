@@ -64,7 +64,10 @@ pub(super) fn escrow(answer: pb::QueryEscrowResponse, hrp: &Hrp) -> Result<Escro
     let row = plain(row, hrp)?;
     let digest = digest.map_err(|_| bad("config_digest", "must be 32 bytes"))?;
     if digest != row.config_digest {
-        return Err(bad("config_digest", "is not the hash of the terms: chain and gateway differ in version"));
+        return Err(bad(
+            "config_digest",
+            "is not the hash of the terms: chain and gateway differ in version",
+        ));
     }
     Ok(row)
 }
@@ -85,6 +88,8 @@ pub(super) fn plain(row: pb::Escrow, hrp: &Hrp) -> Result<EscrowRow, RowError> {
         status,
         created_at: u64::try_from(row.created_at_height).unwrap_or(0),
         expires_at: u64::try_from(row.expires_at_height).unwrap_or(0),
+        dispute_window: u64::try_from(row.dispute_window_blocks).unwrap_or(0),
+        disputed_nonce: row.dispute.map(|dispute| dispute.nonce),
         paid_nonce: row.outcome.map(|outcome| outcome.nonce),
     })
 }

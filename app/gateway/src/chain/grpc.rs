@@ -340,7 +340,9 @@ impl Chain for GrpcChain {
     fn outcome(&self, hash: &str) -> ChainFuture<'_, Option<TxOutcome>> {
         let request = GetTxRequest { hash: hash.to_owned() };
         Box::pin(async move {
-            let Some(answer) = self.find::<_, GetTxResponse>(GET_TX, &request).await? else { return Ok(None) };
+            let Some(answer) = self.find::<_, GetTxResponse>(GET_TX, &request).await? else {
+                return Ok(None);
+            };
             let Some(result) = answer.tx_response else { return Ok(None) };
             let height = u64::try_from(result.height).unwrap_or(0);
             let id = result

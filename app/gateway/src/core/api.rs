@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use holdfast_app::keys::SecretKey;
+use holdfast_escrow::divergence::FlagChange;
 use holdfast_escrow::session::settle::Settlement;
 use holdfast_proto::holdfast::host::v1 as pb;
 use holdfast_types::Address;
@@ -54,6 +55,12 @@ pub enum Event {
     Request(UserRequest),
     /// The client is gone; nothing more is sent to it.
     ClientLeft {
+        /// Its request.
+        request_id: RequestId,
+    },
+    /// The client has all that it wants (a stop text was found): the inference is cancelled, and the client gets
+    /// [`ClientEvent::Finished`] with the host's signed counts.
+    Enough {
         /// Its request.
         request_id: RequestId,
     },
@@ -270,6 +277,8 @@ pub enum Effect {
         at: u64,
         /// The flag after it; after an unblock, as it was.
         flag: Box<FlagView>,
+        /// The row for the journal of changes.
+        change: Box<FlagChange>,
     },
     /// The session is over; nothing more comes. Drop the core.
     Retired {
@@ -715,10 +724,3 @@ pub enum OpenError {
         found: Address,
     },
 }
-
-// `GatewayCore` (core.rs):
-//   open(db: Box<dyn LocalDb>, config, frozen: FrozenConfig, signer: Box<dyn Signer>, entropy: Box<dyn Entropy>,
-//        permits: PermitPool, now: Now) -> Result<(GatewayCore, Vec<Effect>), OpenError>
-//   handle(&mut self, now: Now, event: Event) -> Vec<Effect>
-//   status(&self) -> SessionStatus; flags(&self) -> Vec<FlagView>; flag(&self, &Address) -> Option<FlagView>
-//   state(&self) -> &State; diffs(&self, from, max) -> Vec<bytes>; ready(&self) -> bool

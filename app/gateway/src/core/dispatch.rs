@@ -1,6 +1,6 @@
 //! Requests: queue, dispatch, stream, and what happens when one of these fails.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 
 use holdfast_escrow::session::{KIND_CANCELLED, Phase, Tx};
 use holdfast_proto::holdfast::host::v1 as pb;
@@ -213,11 +213,11 @@ impl GatewayCore {
         }
         let owner = self.next_owner()?;
         let member = self.members.get(&owner)?;
-        let hold_until_ms =
-            self.queue.front().map_or(now, |a| a.since_ms.saturating_add(self.cfg.hold_ms));
+        let hold_until_ms = self.queue.front().map_or(now, |a| a.since_ms.saturating_add(self.cfg.hold_ms));
         let candidate = self.queue.iter().position(|asking| {
             let tokens = u128::from(asking.request.input_limit) + u128::from(asking.request.output_limit);
-            let needed = tokens.saturating_mul(self.terms.token_price).saturating_add(self.terms.fee_per_nonce);
+            let needed =
+                tokens.saturating_mul(self.terms.token_price).saturating_add(self.terms.fee_per_nonce);
             !asking.excluded.contains(&owner) && needed <= self.state.balance()
         });
         Some(Look {
@@ -285,7 +285,7 @@ impl GatewayCore {
         };
         let (gone, rest) = std::mem::take(&mut self.queue).into_iter().partition(hopeless);
         self.queue = rest;
-        let gone: std::collections::VecDeque<Asking> = gone;
+        let gone: VecDeque<Asking> = gone;
         for asking in gone {
             let error = self.last_error(&asking);
             self.tell(asking.request.request_id, ClientEvent::Failed(error));
@@ -321,7 +321,7 @@ impl GatewayCore {
                 }
                 true
             }
-            Err(StepError::Refused(error, _)) => {
+            Err(StepError::Refused(error)) => {
                 self.log("escrow_pass_refused", true, None, vec![("error", error.to_string())]);
                 self.fail_queue(RequestError::EscrowExhausted);
                 false
@@ -353,10 +353,12 @@ impl GatewayCore {
             member.dirty = true;
         }
         self.metric_count("gateway_ghosts_total", Some(owner), 1);
-        self.log("escrow_ghost", false, Some(owner), vec![
-            ("nonce", nonce.to_string()),
-            ("kind", format!("{kind:?}")),
-        ]);
+        self.log(
+            "escrow_ghost",
+            false,
+            Some(owner),
+            vec![("nonce", nonce.to_string()), ("kind", format!("{kind:?}"))],
+        );
     }
 
     fn dispatch(&mut self, index: usize) -> bool {
@@ -368,7 +370,7 @@ impl GatewayCore {
         let step = Step::Start { input_limit, output_limit, body, kind, asking: Some(asking) };
         match self.advance(step) {
             Ok(_) => true,
-            Err(StepError::Refused(error, _)) => {
+            Err(StepError::Refused(error)) => {
                 self.log("escrow_start_refused", true, None, vec![("error", error.to_string())]);
                 self.tell(id, ClientEvent::Failed(RequestError::EscrowExhausted));
                 true
@@ -436,7 +438,9 @@ impl GatewayCore {
             request_id: flight.label.clone(),
         });
         flight.heard_ms = now;
-        let id = self.call(participant, call, left, Lane::User, Purpose::Infer { nonce });
+        // After the deadline the stream stays open for a while: the executor's word on the cancellation comes through it.
+        let timeout_ms = left.saturating_add(self.cfg.ask_ms);
+        let id = self.call(participant, call, timeout_ms, Lane::User, Purpose::Infer { nonce });
         if let Some(flight) = self.flights.get_mut(&nonce) {
             flight.call = Some(id);
         }
@@ -470,7 +474,8 @@ impl GatewayCore {
                 }
             },
             Item::Receipt(receipt) => {
-                let ours = matches!(Tx::from_bytes(&receipt.tx), Ok(Tx::ConfirmStart { id, .. }) if id == nonce);
+                let ours =
+                    matches!(Tx::from_bytes(&receipt.tx), Ok(Tx::ConfirmStart { id, .. }) if id == nonce);
                 let taken = ours && (self.intake(&receipt.tx) || self.has_receipt(nonce));
                 if let Some(flight) = self.flights.get_mut(&nonce) {
                     flight.receipt |= taken;
@@ -539,11 +544,12 @@ impl GatewayCore {
             return;
         }
         let signed = !failed.tx.is_empty();
-        self.log("escrow_inference_failed", false, Some(participant), vec![
-            ("nonce", nonce.to_string()),
-            ("kind", kind.to_string()),
-            ("signed", signed.to_string()),
-        ]);
+        self.log(
+            "escrow_inference_failed",
+            false,
+            Some(participant),
+            vec![("nonce", nonce.to_string()), ("kind", kind.to_string()), ("signed", signed.to_string())],
+        );
         self.flight_failed(nonce, CallError::Aborted);
     }
 
@@ -565,8 +571,13 @@ impl GatewayCore {
         flight.call = None;
         let participant = flight.participant;
         let resend = !flight.resent && !flight.receipt && !flight.first_token;
+        let cancelled = flight.cancel.is_some() || flight.deadline_ms <= self.now.mono_ms;
         use pb::escrow_error::Code;
         match result {
+            // Our own cancellation or deadline is never the host's fault.
+            Ok(()) | Err(CallError::Timeout | CallError::Transport) if cancelled => {
+                self.flight_failed(nonce, CallError::Aborted);
+            }
             Ok(()) => {
                 // A stream that ends without Finished or Failed is broken.
                 self.blame(&participant, &CallError::Transport);
@@ -613,18 +624,24 @@ impl GatewayCore {
         let id = asking.request.request_id;
         if flight.enough {
             let finish_reason = "stop".to_owned();
-            return self.tell(id, ClientEvent::Finished { finish_reason, prompt_tokens: 0, completion_tokens: 0 });
+            return self
+                .tell(id, ClientEvent::Finished { finish_reason, prompt_tokens: 0, completion_tokens: 0 });
         }
         if flight.first_token {
             let kind = asking.kind.unwrap_or(super::KIND_STREAM_RESET);
             return self.tell(id, ClientEvent::Failed(RequestError::HostFailed { kind }));
         }
         let too_large = matches!(&error, CallError::Host(e) if e.code() == pb::escrow_error::Code::TooLarge);
-        self.log("escrow_dispatch_failed", false, Some(flight.participant), vec![
-            ("nonce", nonce.to_string()),
-            ("too_large", too_large.to_string()),
-            ("dispatches", asking.dispatches.to_string()),
-        ]);
+        self.log(
+            "escrow_dispatch_failed",
+            false,
+            Some(flight.participant),
+            vec![
+                ("nonce", nonce.to_string()),
+                ("too_large", too_large.to_string()),
+                ("dispatches", asking.dispatches.to_string()),
+            ],
+        );
         if asking.dispatches >= self.cfg.dispatches {
             let error = self.last_error(&asking);
             return self.tell(id, ClientEvent::Failed(error));
@@ -642,7 +659,7 @@ impl GatewayCore {
         let (late, rest) =
             std::mem::take(&mut self.queue).into_iter().partition(|a: &Asking| a.request.deadline_ms <= now);
         self.queue = rest;
-        let late: Vec<Asking> = late;
+        let late: VecDeque<Asking> = late;
         for asking in late {
             self.tell(asking.request.request_id, ClientEvent::Failed(RequestError::Deadline));
         }
@@ -676,8 +693,12 @@ impl GatewayCore {
             self.cancel(nonce, "deadline");
         }
         for nonce in lost {
-            if let Some(participant) = self.flights.get(&nonce).map(|flight| flight.participant) {
-                self.blame(&participant, &CallError::Timeout);
+            let flight = self.flights.get(&nonce).map(|flight| (flight.participant, flight.cancel.is_some()));
+            if let Some((participant, cancelled)) = flight {
+                // What we cancelled may end without a word: our doing.
+                if !cancelled {
+                    self.blame(&participant, &CallError::Timeout);
+                }
                 self.flight_failed(nonce, CallError::Timeout);
             }
         }
@@ -721,6 +742,7 @@ impl GatewayCore {
             && !due.row.cancelled
         {
             due.row.cancelled = true;
+            self.urgent = true;
             let row = due.row.clone();
             self.ledger.set(&DUES, &(self.terms.escrow_id, nonce), &row);
         }
@@ -753,7 +775,15 @@ impl GatewayCore {
                 }
                 let word = self.pending.get(&holdfast_escrow::session::TxKey::Error(nonce)).cloned();
                 if let Some(Tx::ReportError { input_tokens, output_tokens, .. }) = word {
-                    self.enough(nonce, input_tokens, output_tokens);
+                    // The executor's word ends the record; its stream has nothing more to say.
+                    let call = self.flights.get(&nonce).and_then(|flight| flight.call);
+                    if !self.enough(nonce, input_tokens, output_tokens) {
+                        self.flights.remove(&nonce);
+                    }
+                    if let Some(call) = call {
+                        self.forget_call(call);
+                        self.emit(Effect::AbortCall { call_id: call });
+                    }
                 }
             }
             Err(error) => {
@@ -795,7 +825,11 @@ impl GatewayCore {
     }
 
     /// A ping came back, well or not.
-    pub(super) fn pinged(&mut self, participant: &Address, result: Result<pb::GetPendingResponse, CallError>) {
+    pub(super) fn pinged(
+        &mut self,
+        participant: &Address,
+        result: Result<pb::GetPendingResponse, CallError>,
+    ) {
         // A typed answer, as that it knows no session, is an answer.
         let served = matches!(&result, Ok(_) | Err(CallError::Host(_)))
             && !matches!(&result, Err(CallError::Host(e))

@@ -41,9 +41,15 @@ impl GatewayCore {
             .map(|ours| digest::refusal(chain, escrow, error.nonce, &ours, &their_root));
         let state = digest::state(chain, escrow, error.nonce, &their_root);
         for signed in refused.into_iter().chain([state]) {
-            let signer = recover(signed, &signature).ok();
+            let signer = recover(&signed, &signature).ok();
             if signer.is_some_and(|signer| self.history.speaks_for(participant, &signer, error.nonce)) {
-                return Some(Mismatch { nonce: error.nonce, our_root, their_root, signature, digest: signed });
+                return Some(Mismatch {
+                    nonce: error.nonce,
+                    our_root,
+                    their_root,
+                    signature,
+                    digest: signed,
+                });
             }
         }
         None
@@ -52,7 +58,7 @@ impl GatewayCore {
     /// Whether `diff` is of this escrow and signed by our key.
     pub(super) fn is_ours(&self, diff: &Diff) -> bool {
         diff.escrow_id == self.terms.escrow_id
-            && recover(diff.digest(&self.terms.chain_id), &diff.signature)
+            && recover(&diff.digest(&self.terms.chain_id), &diff.signature)
                 .is_ok_and(|signer| signer == self.terms.gateway)
     }
 

@@ -154,13 +154,19 @@ impl GatewayCore {
     ) -> Option<Signature> {
         let signature = Signature::try_from(signature).ok()?;
         let digest = digest::state(&self.terms.chain_id, self.terms.escrow_id, nonce, root);
-        let signer = recover(digest, &signature).ok()?;
+        let signer = recover(&digest, &signature).ok()?;
         // Above our tip the newest keys that we know are the best judge.
         self.history.speaks_for(participant, &signer, nonce).then_some(signature)
     }
 
     /// Judges a replica's nonce, root and signature, and keeps a good signature.
-    pub(super) fn judge(&mut self, participant: &Address, nonce: u64, root: &[u8], signature: &[u8]) -> Shown {
+    pub(super) fn judge(
+        &mut self,
+        participant: &Address,
+        nonce: u64,
+        root: &[u8],
+        signature: &[u8],
+    ) -> Shown {
         let Ok(root) = Hash::try_from(root) else { return Shown::Garbage };
         let Some(ours) = self.history.root(nonce) else { return Shown::Above(nonce) };
         let signed = self.state_signature(participant, nonce, &root, signature);
@@ -249,8 +255,11 @@ impl GatewayCore {
         if busy {
             return;
         }
-        let Some((diffs, _)) = self.chunk(participant, tip) else { return self.fail_waiting(participant, &CallError::Aborted) };
-        let call = HostCall::Teach(pb::TeachRequest { escrow_id: self.terms.escrow_id, diffs, challenge: None });
+        let Some((diffs, _)) = self.chunk(participant, tip) else {
+            return self.fail_waiting(participant, &CallError::Aborted);
+        };
+        let call =
+            HostCall::Teach(pb::TeachRequest { escrow_id: self.terms.escrow_id, diffs, challenge: None });
         let id = self.call(participant, call, self.cfg.teach_ms, Lane::Free, Purpose::CatchUp);
         if let Some(member) = self.member(participant) {
             member.gate = Some(id);
@@ -287,7 +296,11 @@ impl GatewayCore {
                         member.chunk = (member.chunk / 2).max(1);
                     }
                     let error = CallError::Host(error);
-                    if small { self.fail_waiting(participant, &error) } else { self.resume_waiting(participant) }
+                    if small {
+                        self.fail_waiting(participant, &error)
+                    } else {
+                        self.resume_waiting(participant)
+                    }
                 }
                 _ => {
                     self.host_error(participant, &error);
@@ -322,7 +335,10 @@ impl GatewayCore {
             Ok(reply) => {
                 if let Some(member) = self.member(participant) {
                     member.bound = Bound::Agreed;
-                    if !reply.boot_id.is_empty() && reply.boot_id.len() <= 128 && member.boot_id != reply.boot_id {
+                    if !reply.boot_id.is_empty()
+                        && reply.boot_id.len() <= 128
+                        && member.boot_id != reply.boot_id
+                    {
                         member.boot_id = reply.boot_id.clone();
                         member.dirty = true;
                     }
@@ -351,14 +367,16 @@ impl GatewayCore {
     }
 
     pub(super) fn resume_waiting(&mut self, participant: &Address) {
-        let waiting = self.member(participant).map(|member| std::mem::take(&mut member.waiting)).unwrap_or_default();
+        let waiting =
+            self.member(participant).map(|member| std::mem::take(&mut member.waiting)).unwrap_or_default();
         for then in waiting {
             self.bring(participant, then);
         }
     }
 
     pub(super) fn fail_waiting(&mut self, participant: &Address, error: &CallError) {
-        let waiting = self.member(participant).map(|member| std::mem::take(&mut member.waiting)).unwrap_or_default();
+        let waiting =
+            self.member(participant).map(|member| std::mem::take(&mut member.waiting)).unwrap_or_default();
         for then in waiting {
             self.undeliverable(participant, then, error);
         }
@@ -395,7 +413,9 @@ impl GatewayCore {
             },
             // Unauthenticated, permission denied, cancelled: the requester's fault.
             CallError::Status { code: 16 | 7 | 1, .. } | CallError::Aborted => return,
-            CallError::Status { code: 8 | 14, retry_after_ms } => member.limiter.throttled(now, *retry_after_ms),
+            CallError::Status { code: 8 | 14, retry_after_ms } => {
+                member.limiter.throttled(now, *retry_after_ms)
+            }
             CallError::Status { .. } => member.limiter.transport_failed(now),
         }
         member.dirty = true;
@@ -409,7 +429,9 @@ impl GatewayCore {
                 Some(mismatch) => self.trip(participant, &mismatch),
                 None => self.blame(participant, &CallError::Transport),
             },
-            Code::DiffFork => self.fork_shown(participant, error),
+            Code::DiffFork => {
+                self.fork_shown(participant, error);
+            }
             _ => self.blame(participant, &CallError::Host(Box::new(error.clone()))),
         }
     }

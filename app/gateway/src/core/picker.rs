@@ -86,7 +86,11 @@ pub(super) fn pick(look: &Look, hold_ms: u64) -> Pick {
     }
     // A pass would fold ended records in time; a queue that only waits would stand still.
     if look.live_full {
-        return if look.now_ms < look.hold_until_ms { Pick::Hold(Some(look.hold_until_ms)) } else { Pick::Pass };
+        return if look.now_ms < look.hold_until_ms {
+            Pick::Hold(Some(look.hold_until_ms))
+        } else {
+            Pick::Pass
+        };
     }
     // Row 6.
     if let Some(index) = look.candidate {

@@ -3,9 +3,7 @@
 //! A failed commit may or may not have reached the disk. So the signed bytes stay staged, nothing else is signed for
 //! that nonce, and only the same bytes are tried again; until then the session is as it was.
 
-use holdfast_escrow::session::{
-    ApplyError, Diff, Phase, State, Tx, TxKey, apply, check_tx, compose,
-};
+use holdfast_escrow::session::{ApplyError, Diff, Phase, State, Tx, TxKey, apply, check_tx, compose};
 use holdfast_store::{BranchKv, KvRead, StoreError, WriteSet};
 use sha2::{Digest, Sha256};
 
@@ -56,7 +54,7 @@ pub(super) enum StepError {
     /// The store refused, or a staged diff waits. What was asked for is given back, or staged (`None`).
     Storage(Option<Asking>),
     /// The state machine refuses.
-    Refused(ApplyError, Option<Asking>),
+    Refused(ApplyError),
 }
 
 /// A signed diff that is not known to be durable.
@@ -105,7 +103,7 @@ impl GatewayCore {
         };
         let composed = match composed {
             Ok(composed) => composed,
-            Err(error) => return Err(StepError::Refused(error, start.and_then(|(_, asking)| asking))),
+            Err(error) => return Err(StepError::Refused(error)),
         };
         let mut diff = Diff {
             escrow_id: self.terms.escrow_id,
@@ -115,10 +113,10 @@ impl GatewayCore {
             signature: [0; 65],
         };
         diff.signature = self.signer.sign(diff.digest(&self.terms.chain_id));
-        let gone = diff.txs.iter().map(Tx::key).chain(composed.dropped.iter().map(|(tx, _)| tx.key())).collect();
-        let due = start
-            .as_ref()
-            .map(|(kind, _)| DueRow { kind: *kind, cancelled: false, rounds: 0, reason: 0 });
+        let gone =
+            diff.txs.iter().map(Tx::key).chain(composed.dropped.iter().map(|(tx, _)| tx.key())).collect();
+        let due =
+            start.as_ref().map(|(kind, _)| DueRow { kind: *kind, cancelled: false, rounds: 0, reason: 0 });
         for (tx, error) in &composed.dropped {
             let fields = vec![("tx", format!("{:?}", tx.key())), ("error", error.to_string())];
             self.log("escrow_pending_tx_dropped", false, None, fields);
@@ -151,7 +149,8 @@ impl GatewayCore {
         }
         let (state, _) = apply(&self.state, &diff).map_err(|error| error.to_string())?;
         let start = diff.start().map(|_| (StartKind::Sent, None));
-        let due = start.as_ref().map(|(kind, _)| DueRow { kind: *kind, cancelled: false, rounds: 0, reason: 0 });
+        let due =
+            start.as_ref().map(|(kind, _)| DueRow { kind: *kind, cancelled: false, rounds: 0, reason: 0 });
         let gone = diff.txs.iter().map(Tx::key).collect();
         let rows = WriteSet::new();
         let mut staged = Staged { diff, state, rows, gone, ended: Vec::new(), start, due, retry_at_ms: 0 };
@@ -181,7 +180,9 @@ impl GatewayCore {
         if let Some(there) = DIFFS.get(store, &(escrow, nonce))? {
             // Identical bytes are a repeated append. Others mean that two gateways write one log.
             if there != bytes {
-                return Err(StoreError::Backend(format!("fork: the log holds another diff at nonce {nonce}")));
+                return Err(StoreError::Backend(format!(
+                    "fork: the log holds another diff at nonce {nonce}"
+                )));
             }
         }
         let mut branch = BranchKv::new(store);
@@ -213,7 +214,7 @@ impl GatewayCore {
     /// Commits and installs, or keeps staged.
     fn persist(&mut self, mut staged: Staged) -> bool {
         self.note_members();
-        match self.ledger.commit(&staged.rows) {
+        match self.ledger.commit(&staged.rows, true) {
             Ok(()) => {
                 self.install(staged);
                 true

@@ -5,7 +5,9 @@ use std::mem;
 use borsh::{BorshDeserialize, BorshSerialize};
 use holdfast_escrow::session::{Hash, Signature};
 use holdfast_host::store::LocalDb;
-use holdfast_store::{BranchKv, KeyCodec, KvRead, KvWrite, Map, Order, Prefix, StoreError, WriteSet, assert_distinct};
+use holdfast_store::{
+    BranchKv, KeyCodec, KvRead, KvWrite, Map, Order, Prefix, StoreError, WriteSet, assert_distinct,
+};
 use holdfast_types::Address;
 
 use super::limiter::LimiterRow;
@@ -19,9 +21,8 @@ const P_DUES: Prefix = Prefix::new(SPACE, 5, "dues");
 const P_BODIES: Prefix = Prefix::new(SPACE, 6, "bodies");
 const P_MEMBERS: Prefix = Prefix::new(SPACE, 7, "members");
 const P_SIGNATURES: Prefix = Prefix::new(SPACE, 8, "signatures");
-const _: () = assert_distinct(&[
-    P_META, P_DIFFS, P_SNAPSHOTS, P_PENDING, P_DUES, P_BODIES, P_MEMBERS, P_SIGNATURES,
-]);
+const _: () =
+    assert_distinct(&[P_META, P_DIFFS, P_SNAPSHOTS, P_PENDING, P_DUES, P_BODIES, P_MEMBERS, P_SIGNATURES]);
 
 /// By escrow: what the session was begun with, and what must not be forgotten.
 pub(super) const META: Map<u64, Meta> = Map::new(P_META);
@@ -177,35 +178,25 @@ impl Ledger {
         }
     }
 
-    pub(super) fn remove<K: KeyCodec, V: BorshSerialize + BorshDeserialize>(
-        &mut self,
-        map: &Map<K, V>,
-        key: &K,
-    ) {
-        if let Err(error) = self.write(|store| map.remove(store, key)) {
-            tracing::error!(%error, "a row could not be removed");
-        }
-    }
-
     /// Whether rows wait.
     pub(super) fn is_dirty(&self) -> bool {
         !self.waiting.is_empty()
     }
 
     /// Commits what waits, with `more` on top: all or nothing. After a failure the rows wait on and `more` is the
-    /// caller's to bring again.
-    pub(super) fn commit(&mut self, more: &WriteSet) -> Result<(), StoreError> {
+    /// caller's to bring again. With `sync` it survives a power cut, otherwise the end of the process only.
+    pub(super) fn commit(&mut self, more: &WriteSet, sync: bool) -> Result<(), StoreError> {
         let mut rows = self.waiting.clone();
         rows.extend(more.iter().map(|(key, value)| (key.clone(), value.clone())));
         if rows.is_empty() {
             return Ok(());
         }
-        let done = self.db.commit(rows, true);
+        let done = self.db.commit(rows, sync);
         self.failed = done.is_err();
         if done.is_ok() {
             self.waiting.clear();
         }
-        done
+        done.map_err(|error| StoreError::Backend(error.to_string()))
     }
 
     /// Signed diffs from `from` to `to`, at most `count` of them and `bytes` together (one at least).
@@ -243,11 +234,5 @@ impl Ledger {
             }
         }
         Ok(nonces)
-    }
-
-    /// Forgets rows that wait, as a crash does.
-    #[cfg(test)]
-    pub(super) fn into_db(self) -> Box<dyn LocalDb> {
-        self.db
     }
 }

@@ -148,10 +148,12 @@ impl GatewayCore {
         if let Some(due) = self.dues.get_mut(&id) {
             due.round = Some(Round { reason, began_ms: now, open, ..Round::default() });
         }
-        self.log("escrow_timeout_round", false, Some(executor), vec![
-            ("id", id.to_string()),
-            ("reason", reason.to_string()),
-        ]);
+        self.log(
+            "escrow_timeout_round",
+            false,
+            Some(executor),
+            vec![("id", id.to_string()), ("reason", reason.to_string())],
+        );
         self.ask_votes();
         self.judge_round(id);
     }
@@ -204,7 +206,10 @@ impl GatewayCore {
             member.votes = member.votes.saturating_sub(1);
         }
         let reason = match self.dues.get_mut(&id).and_then(|due| due.round.as_mut()) {
-            Some(round) if round.out.remove(voter) => round.reason,
+            Some(round) if round.out.contains(voter) => {
+                round.out.remove(voter);
+                round.reason
+            }
             // An answer to a round that is over.
             _ => return self.ask_votes(),
         };
@@ -259,14 +264,8 @@ impl GatewayCore {
     ) -> Option<Vote> {
         let voter_slot = u8::try_from(reply.voter_slot).ok()?;
         let sig = Signature::try_from(reply.signature.as_slice()).ok()?;
-        let signed = digest::vote(
-            &self.terms.chain_id,
-            self.terms.escrow_id,
-            id,
-            reason,
-            voter_slot,
-            reply.accept,
-        );
+        let signed =
+            digest::vote(&self.terms.chain_id, self.terms.escrow_id, id, reason, voter_slot, reply.accept);
         let signer = recover(&signed, &sig).ok()?;
         let counts = reply.accept
             && self.terms.owner_of(voter_slot) == Some(*voter)
@@ -314,25 +313,31 @@ impl GatewayCore {
         let row = due.row.clone();
         self.ledger.set(&DUES, &(escrow, id), &row);
         let status = if row.rounds >= ROUNDS { "insufficient_votes" } else { "vote_collection_failed" };
-        self.log("escrow_timeout", row.rounds >= ROUNDS, executor, vec![
-            ("id", id.to_string()),
-            ("status", status.to_owned()),
-            ("yes", round.yes.len().to_string()),
-            ("no", round.no.to_string()),
-            ("errors", round.errors.to_string()),
-            ("unasked", (round.open.len() + round.out.len()).to_string()),
-        ]);
+        self.log(
+            "escrow_timeout",
+            row.rounds >= ROUNDS,
+            executor,
+            vec![
+                ("id", id.to_string()),
+                ("status", status.to_owned()),
+                ("yes", round.yes.len().to_string()),
+                ("no", round.no.to_string()),
+                ("errors", round.errors.to_string()),
+                ("unasked", (round.open.len() + round.out.len()).to_string()),
+            ],
+        );
     }
 
     /// The timeout stands in a durable diff.
     pub(super) fn timeout_applied(&mut self, id: u64, reason: u8) {
         let executor = self.terms.executor_of(id);
         self.metric_count("gateway_timeouts_total", executor, 1);
-        self.log("escrow_timeout", false, executor, vec![
-            ("id", id.to_string()),
-            ("reason", reason.to_string()),
-            ("status", "applied".to_owned()),
-        ]);
+        self.log(
+            "escrow_timeout",
+            false,
+            executor,
+            vec![("id", id.to_string()), ("reason", reason.to_string()), ("status", "applied".to_owned())],
+        );
     }
 
     /// The state did not take the timeout: its votes are void.
@@ -343,9 +348,11 @@ impl GatewayCore {
         if let Some(due) = self.dues.get_mut(&id) {
             due.not_before_ms = at;
         }
-        self.log("escrow_timeout", true, self.terms.executor_of(id), vec![
-            ("id", id.to_string()),
-            ("status", "diff_send_failed".to_owned()),
-        ]);
+        self.log(
+            "escrow_timeout",
+            true,
+            self.terms.executor_of(id),
+            vec![("id", id.to_string()), ("status", "diff_send_failed".to_owned())],
+        );
     }
 }

@@ -65,7 +65,7 @@ pub struct Submission {
     /// A model of [`Sessions::models`].
     pub model: String,
     /// The exact bytes for the host; their SHA-256 is the prompt hash. A JSON object of `messages` or `prompt`,
-    /// `max_tokens` (always, = `output_limit`), `seed` and `temperature`: what `holdfast_host::body` reads.
+    /// `max_tokens` (always, = `output_limit`), `stop`, `seed` and `temperature`: what `holdfast_host::body` reads.
     pub body: Bytes,
     /// For the Start: min(content bytes + 64 per message + 64, context length), tokens.
     pub input_limit: u32,
@@ -87,8 +87,8 @@ pub struct Submission {
 pub struct Answer {
     /// Events; bounded, so that a slow reader slows its own stream only.
     pub events: mpsc::Receiver<Event>,
-    /// Sent when a stop text was found: the client has all it wants. The driver cancels the inference at its host and
-    /// answers with [`Event::Finished`], in which the counts of the host's `ReportError` stand. If it does not within
+    /// Sent when a stop text came that the host let through: the client has all it wants. The driver cancels the
+    /// inference at its host and answers with [`Event::Finished`], in which the counts of the host's `ReportError` stand. If it does not within
     /// 2 s, or closes the channel, the API does without and drops the rest.
     pub enough: oneshot::Sender<()>,
 }

@@ -8,6 +8,9 @@ use super::backend::Failure;
 /// Longest `Retry-After`, seconds.
 const RETRY_MAX_S: u64 = 3600;
 
+/// Most characters of a client's own words in an error.
+const ECHO_CHARS: usize = 128;
+
 /// A request that fails: its status and its error object.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{status} {code}: {message}")]
@@ -22,6 +25,14 @@ pub(crate) struct ApiError {
     pub(crate) retry_after_s: Option<u64>,
     /// `x-should-retry: false`: the official clients would otherwise repeat what cannot succeed.
     pub(crate) final_answer: bool,
+}
+
+/// What a client sent, for an error: no longer than it needs to be recognised.
+fn cut(text: &str) -> String {
+    match text.char_indices().nth(ECHO_CHARS) {
+        Some((at, _)) => format!("{}…", text.get(..at).unwrap_or_default()),
+        None => text.to_owned(),
+    }
 }
 
 #[derive(Serialize)]
@@ -62,14 +73,14 @@ impl ApiError {
     }
 
     /// A field with a value that is none.
-    pub(crate) fn bad_field(param: impl Into<String>, remedy: impl std::fmt::Display) -> Self {
-        let param = param.into();
+    pub(crate) fn bad_field(param: impl AsRef<str>, remedy: impl std::fmt::Display) -> Self {
+        let param = cut(param.as_ref());
         Self::bad_request(format!("{param}: {remedy}")).with_param(param)
     }
 
     /// A field that would change the answer, and that no host obeys.
-    pub(crate) fn unsupported(param: impl Into<String>, remedy: impl std::fmt::Display) -> Self {
-        let param = param.into();
+    pub(crate) fn unsupported(param: impl AsRef<str>, remedy: impl std::fmt::Display) -> Self {
+        let param = cut(param.as_ref());
         let message = format!("{param} is not supported: {remedy}");
         Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", "unsupported_parameter", message)
             .with_param(param)
@@ -95,13 +106,14 @@ impl ApiError {
     }
 
     pub(crate) fn model_not_found(model: &str) -> Self {
+        let model = cut(model);
         let message = format!("no escrow here is for a model `{model}`; GET /v1/models lists them");
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", "model_not_found", message)
             .with_param("model")
     }
 
     pub(crate) fn no_route(path: &str) -> Self {
-        let message = format!("nothing is at {path}");
+        let message = format!("nothing is at {}", cut(path));
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", "not_found", message)
     }
 

@@ -76,6 +76,8 @@ struct HostBody<'a> {
     #[serde(flatten)]
     prompt: &'a Prompt,
     max_tokens: u32,
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    stop: &'a [String],
     #[serde(skip_serializing_if = "Option::is_none")]
     seed: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -108,8 +110,8 @@ impl Asked {
 
     /// The exact bytes that a host gets. `seed` is drawn by the caller when it [`samples`](Self::samples) without one.
     pub(crate) fn host_body(&self, max_tokens: u32, seed: Option<u64>) -> Bytes {
-        let body =
-            HostBody { prompt: &self.prompt, max_tokens, seed, temperature: self.temperature.as_ref() };
+        let Self { prompt, stop, temperature, .. } = self;
+        let body = HostBody { prompt, max_tokens, stop, seed, temperature: temperature.as_ref() };
         // Strings and numbers always become JSON.
         serde_json::to_vec(&body).unwrap_or_default().into()
     }

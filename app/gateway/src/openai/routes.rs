@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use holdfast_host::body::BODY_MAX;
 use holdfast_types::Hrp;
 use http::header::{ALLOW, AUTHORIZATION, HeaderValue};
+use http::request::Parts;
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use serde_json::json;
@@ -25,6 +27,9 @@ use super::upload;
 
 /// When to try again after too many at once, ms.
 const AGAIN_MS: u64 = 1000;
+
+/// How long after its deadline a request is given up whose driver did not end it.
+const GRACE: Duration = Duration::from_secs(10);
 
 /// How the API is set up.
 #[derive(Debug, Clone)]
@@ -60,7 +65,7 @@ impl Default for ApiConfig {
 /// Bounds of the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Longest body of a request, bytes; the host's own is 3 MiB.
+    /// Longest body of a request, bytes; above the 3 MiB that hosts take it helps nobody.
     pub body_bytes: usize,
     /// Most bytes of bodies that are arriving, over all connections; at least `body_bytes`.
     pub arriving_bytes: usize,
@@ -175,15 +180,21 @@ impl Api {
 
     /// Answers one request.
     pub(crate) async fn answer(&self, request: Request<Incoming>) -> Response<ReplyBody> {
-        let names = trace::names(request.headers());
-        let origin = cors::origin(&self.config.cors_origins, request.headers());
-        let mut response = if origin.is_some() && request.method() == Method::OPTIONS {
+        let (head, body) = request.into_parts();
+        let mut body = Some(body);
+        let names = trace::names(&head.headers);
+        let origin = cors::origin(&self.config.cors_origins, &head.headers);
+        let mut response = if origin.is_some() && head.method == Method::OPTIONS {
             let mut response = reply::json(StatusCode::NO_CONTENT, "");
             cors::preflight(response.headers_mut());
             response
         } else {
-            self.route(request, &names).await.unwrap_or_else(|error| reply::error(&error))
+            self.route(&head, &mut body, &names).await.unwrap_or_else(|error| reply::error(&error))
         };
+        // One that took its time already gets no more.
+        if let Some(body) = body.filter(|_| response.status() != StatusCode::REQUEST_TIMEOUT) {
+            upload::discard(&head.headers, body).await;
+        }
         let headers = response.headers_mut();
         // Checked or made by `names`.
         if let Ok(id) = HeaderValue::from_str(&names.request_id) {
@@ -195,34 +206,36 @@ impl Api {
         response
     }
 
+    /// Takes the body if it was read in whole.
     async fn route(
         &self,
-        request: Request<Incoming>,
+        head: &Parts,
+        body: &mut Option<Incoming>,
         names: &Names,
     ) -> Result<Response<ReplyBody>, ApiError> {
-        let path = request.uri().path().to_owned();
-        let post = match path.as_str() {
+        let path = head.uri.path();
+        let endpoint = match path {
             "/v1/chat/completions" => Some(Endpoint::Chat),
             "/v1/completions" => Some(Endpoint::Text),
             _ => None,
         };
-        if let Some(endpoint) = post {
-            if request.method() != Method::POST {
+        if let Some(endpoint) = endpoint {
+            if head.method != Method::POST {
                 return Ok(wrong_method("POST"));
             }
-            return self.complete(endpoint, &path, request, names).await;
+            return self.complete(endpoint, head, body, names).await;
         }
-        let get = matches!(*request.method(), Method::GET | Method::HEAD);
-        match path.as_str() {
+        let get = matches!(head.method, Method::GET | Method::HEAD);
+        match path {
             "/healthz" | "/readyz" | "/metrics" | "/v1/models" if !get => Ok(wrong_method("GET, HEAD")),
             "/healthz" => Ok(reply::json(StatusCode::OK, r#"{"status":"ok"}"#)),
             "/readyz" => Ok(self.ready()),
             "/metrics" => Ok(reply::plain((self.metrics)())),
-            "/v1/models" => self.models(request.headers()),
+            "/v1/models" => self.models(&head.headers),
             _ => match path.strip_prefix("/v1/models/") {
-                Some(id) if get => self.model(request.headers(), id),
+                Some(id) if get => self.model(&head.headers, id),
                 Some(_) => Ok(wrong_method("GET, HEAD")),
-                None => Err(ApiError::no_route(&path)),
+                None => Err(ApiError::no_route(path)),
             },
         }
     }
@@ -280,8 +293,8 @@ impl Api {
     async fn complete(
         &self,
         endpoint: Endpoint,
-        path: &str,
-        request: Request<Incoming>,
+        head: &Parts,
+        body: &mut Option<Incoming>,
         names: &Names,
     ) -> Result<Response<ReplyBody>, ApiError> {
         let route = match endpoint {
@@ -289,7 +302,7 @@ impl Api {
             Endpoint::Text => "text",
         };
         let mut record = Record::begin(route, names);
-        match self.prepare(endpoint, path, request, names, &mut record).await {
+        match self.prepare(endpoint, head, body, names, &mut record).await {
             Err(error) => {
                 record.end(error.status.as_u16(), error.code);
                 Err(error)
@@ -310,24 +323,25 @@ impl Api {
     async fn prepare(
         &self,
         endpoint: Endpoint,
-        path: &str,
-        request: Request<Incoming>,
+        head: &Parts,
+        body: &mut Option<Incoming>,
         names: &Names,
         record: &mut Record,
     ) -> Result<Prepared, ApiError> {
-        let key = self.caller(request.headers())?;
+        let key = self.caller(&head.headers)?;
         record.key = key.as_ref().map(|key| key.name().to_owned());
         let turn = key.as_ref().map(|key| key.enter(Instant::now())).transpose()?;
         let slot = Arc::clone(&self.slots).try_acquire_owned();
         let slot = slot.map_err(|_| ApiError::rate_limit("too many requests at a time", AGAIN_MS))?;
-        let idempotency_key = request.headers().get("idempotency-key").cloned();
-
+        let Some(incoming) = body.as_mut() else { return Err(ApiError::internal()) };
         let Limits { body_bytes, body_time, .. } = self.config.limits;
-        let upload = upload::read(request, body_bytes, body_time, &self.memory).await?;
+        let upload = upload::read(&head.headers, incoming, body_bytes, body_time, &self.memory).await?;
+        *body = None;
         let who = key.as_ref().map_or("", |key| key.name());
-        let running = match idempotency_key {
+        let running = match head.headers.get("idempotency-key") {
             None => None,
             Some(value) => {
+                let path = head.uri.path();
                 match self.replies.begin(who, value.as_bytes(), path, &upload.bytes, unix_ms())? {
                     Begun::Replay(stored) => return Ok(Prepared::Replay(stored)),
                     Begun::Fresh(running) => Some(running),
@@ -339,10 +353,15 @@ impl Api {
         record.model.clone_from(&model.id);
         let output_limit = self.output_limit(&asked, &model)?;
         let input_limit = asked.input_limit(model.context_length);
-        let charge = self.keys.charge(key.as_ref(), u64::from(input_limit) + u64::from(output_limit))?;
         let seed = asked.seed.or_else(|| asked.samples().then(trace::random_seed));
+        let body = asked.host_body(output_limit, seed);
+        // With the fields that were added, it may no longer fit.
+        if body.len() > BODY_MAX {
+            return Err(ApiError::too_large(BODY_MAX));
+        }
+        let charge = self.keys.charge(key.as_ref(), u64::from(input_limit) + u64::from(output_limit))?;
         let submission = Submission {
-            body: asked.host_body(output_limit, seed),
+            body,
             model: model.id.clone(),
             input_limit,
             output_limit,
@@ -380,7 +399,7 @@ impl Api {
         let limits = (submission.input_limit, submission.output_limit);
         let answer = self.sessions.submit(submission);
         Task {
-            run: Run::new(answer, asked.stop, charge, limits, self.config.deadline),
+            run: Run::new(answer, asked.stop, charge, limits, self.config.deadline + GRACE),
             record,
             endpoint: asked.endpoint,
             model: model.id,

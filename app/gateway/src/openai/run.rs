@@ -14,9 +14,6 @@ use super::stop::StopFilter;
 const TEXT_BYTES_MAX: usize = 16 << 20;
 /// Longest wait for the counts of an answer that a stop text ended.
 const COUNTS: Duration = Duration::from_secs(2);
-/// How long after its deadline a request is given up whose driver did not.
-const GRACE: Duration = Duration::from_secs(10);
-
 /// What came of waiting.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Step {
@@ -52,7 +49,7 @@ impl Run {
         stop: Vec<String>,
         charge: Charge,
         limits: (u32, u32),
-        deadline: Duration,
+        gives_up_after: Duration,
     ) -> Self {
         let Answer { events, enough } = answer;
         Self {
@@ -62,7 +59,7 @@ impl Run {
             charge,
             input_limit: limits.0,
             output_limit: limits.1,
-            gives_up_at: Instant::now() + deadline + GRACE,
+            gives_up_at: Instant::now() + gives_up_after,
             dispatch: None,
             tokens: 0,
             text_bytes: 0,
@@ -170,7 +167,7 @@ impl Run {
 impl Drop for Run {
     /// A client that leaves after the first token pays for what was made for it.
     fn drop(&mut self) {
-        if self.end.is_none() && self.text_bytes > 0 {
+        if self.end.is_none() && (self.tokens > 0 || self.text_bytes > 0) {
             let Usage { prompt_tokens, completion_tokens } = self.bound();
             self.charge.settle(u64::from(prompt_tokens) + u64::from(completion_tokens));
         }

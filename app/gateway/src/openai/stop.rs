@@ -4,8 +4,9 @@
 //! result does not depend on how the text is cut into deltas. Text that may be the beginning of a stop text is held back
 //! until that is decided.
 //!
-//! Hosts know no stop texts. What a match costs is what a cancelled inference costs (escrow-details 3, ReportError):
-//! `cancel_charge_bp` of the tokens that were delivered.
+//! Hosts get the stop texts with the prompt and end at them, and such an answer is paid for as any other that ends by
+//! itself. What a host lets through is caught here: its inference is then cancelled, and costs what a cancelled one costs
+//! (escrow-details 3, ReportError): `cancel_charge_bp` of the tokens that were delivered.
 
 /// Cuts a text at the first stop text.
 #[derive(Debug)]

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use http::HeaderMap;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE, EXPECT};
-use http::{HeaderMap, Request};
 use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -15,8 +15,9 @@ use super::errors::ApiError;
 
 /// Unit of the memory that arriving bodies share, bytes.
 pub(crate) const UNIT: usize = 1024;
-/// What is read and thrown away of a body that is too long, so that its sender gets to read the answer: times the limit.
-const DISCARD: usize = 4;
+/// What is read and thrown away of a body that is not wanted, bytes: a sender that is cut off in the middle does not get to
+/// read why.
+const DISCARD_BYTES: usize = 16 << 20;
 /// Longest time for that.
 const DISCARD_TIME: Duration = Duration::from_secs(5);
 
@@ -26,34 +27,23 @@ pub(crate) struct Upload {
     _memory: Option<OwnedSemaphorePermit>,
 }
 
-/// Reads the JSON body of a request.
+/// Reads the JSON body of a request. What it refuses is left to be [`discard`]ed.
 ///
 /// # Errors
 /// 400 when it is not said to be JSON or breaks off, 408, 413.
 pub(crate) async fn read(
-    request: Request<Incoming>,
+    headers: &HeaderMap,
+    body: &mut Incoming,
     limit: usize,
     time: Duration,
     memory: &Arc<Semaphore>,
 ) -> Result<Upload, ApiError> {
-    let (head, mut body) = request.into_parts();
-    check_type(&head.headers)?;
-    let declared = body.size_hint().lower();
-    if declared > limit as u64 {
-        // A client that asks first has sent nothing yet.
-        if !head.headers.contains_key(EXPECT) {
-            discard(body, limit).await;
-        }
+    check_type(headers)?;
+    if body.size_hint().lower() > limit as u64 {
         return Err(ApiError::too_large(limit));
     }
-    let read = timeout(time, collect(&mut body, limit, memory)).await;
-    match read.map_err(|_| ApiError::slow_body())? {
-        Err(error) if error.status == http::StatusCode::PAYLOAD_TOO_LARGE => {
-            discard(body, limit).await;
-            Err(error)
-        }
-        other => other,
-    }
+    let read = timeout(time, collect(body, limit, memory)).await;
+    read.map_err(|_| ApiError::slow_body())?
 }
 
 /// A page of another origin can send text without asking first, but not JSON.
@@ -97,8 +87,13 @@ async fn collect(body: &mut Incoming, limit: usize, memory: &Arc<Semaphore>) -> 
     Ok(Upload { bytes: bytes.freeze(), _memory: held })
 }
 
-async fn discard(mut body: Incoming, limit: usize) {
-    let mut left = limit.saturating_mul(DISCARD);
+/// Reads what is left of a body, within bounds, and throws it away.
+pub(crate) async fn discard(headers: &HeaderMap, mut body: Incoming) {
+    // A client that asks first has sent nothing yet, and is not told to.
+    if body.is_end_stream() || headers.contains_key(EXPECT) {
+        return;
+    }
+    let mut left = DISCARD_BYTES;
     let reading = async {
         while let Some(Ok(frame)) = body.frame().await {
             let len = frame.data_ref().map_or(0, Bytes::len);

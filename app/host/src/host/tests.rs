@@ -1,6 +1,9 @@
 //! A host with the real runner and the reference model, beside a chain in memory that can be out of reach, lose answers,
 //! and be late.
 
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard};
+
 use holdfast_app::keys::SecretKey;
 use holdfast_proto::Any;
 use holdfast_proto::holdfast::inference::v1::{MsgFinishInference, MsgReportFailure};
@@ -273,7 +276,7 @@ type Events = ReceiverStream<Result<pb::ServeResponse, Status>>;
 impl Process {
     async fn serve_as(&self, key: &SecretKey, request: pb::ServeRequest) -> Result<Events, Status> {
         let now = SystemClock::new().unix_ms();
-        Ok(self.host.serve(call(request, key, now)).await?.into_inner())
+        Ok(self.host.serve_chain(call(request, key, now)).await?)
     }
 
     async fn serve(&self, id: &str, body: &[u8]) -> Result<Events, Status> {
@@ -503,19 +506,19 @@ async fn a_call_without_a_fresh_signature_is_not_served() {
     let process = world.start();
     let now = SystemClock::new().unix_ms();
     let request = || request("i-1", &body(8));
-    let bare = process.host.serve(Request::new(request())).await.unwrap_err();
+    let bare = process.host.serve_chain(Request::new(request())).await.unwrap_err();
     assert_eq!(bare.code(), Code::Unauthenticated);
     for at_ms in [now - auth::WINDOW_MS - 1_000, now + auth::WINDOW_MS + 1_000] {
-        let off = process.host.serve(call(request(), &requester(), at_ms)).await.unwrap_err();
+        let off = process.host.serve_chain(call(request(), &requester(), at_ms)).await.unwrap_err();
         assert_eq!(off.code(), Code::Unauthenticated, "{off}");
     }
     let mut garbage = Request::new(request());
     garbage.metadata_mut().insert_bin(auth::METADATA, MetadataValue::from_bytes(&[7; 73]));
-    assert_eq!(process.host.serve(garbage).await.unwrap_err().code(), Code::Unauthenticated);
+    assert_eq!(process.host.serve_chain(garbage).await.unwrap_err().code(), Code::Unauthenticated);
     // Signed for another request.
     let mut moved = call(request(), &requester(), now);
     moved.get_mut().deadline_ms = 1;
-    assert_eq!(process.host.serve(moved).await.unwrap_err().code(), Code::PermissionDenied);
+    assert_eq!(process.host.serve_chain(moved).await.unwrap_err().code(), Code::PermissionDenied);
     assert_eq!(world.chain.lock().broadcasts, 0);
 }
 

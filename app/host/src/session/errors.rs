@@ -8,51 +8,51 @@ use holdfast_store::StoreError;
 use crate::store::DbError;
 
 /// When to try again after a store did not answer or there was no room, milliseconds.
-pub(super) const RETRY_MS: u64 = 1_000;
+pub(crate) const RETRY_MS: u64 = 1_000;
 
 fn error(code: Code, message: impl Into<String>) -> pb::EscrowError {
     pb::EscrowError { code: code.into(), message: message.into(), ..pb::EscrowError::default() }
 }
 
-pub(super) fn behind(have_nonce: u64) -> pb::EscrowError {
+pub(crate) fn behind(have_nonce: u64) -> pb::EscrowError {
     let message = format!("this replica is at nonce {have_nonce}; bring the diffs after it");
     pb::EscrowError { have_nonce, ..error(Code::Behind, message) }
 }
 
-pub(super) fn not_found(escrow_id: u64) -> pb::EscrowError {
+pub(crate) fn not_found(escrow_id: u64) -> pb::EscrowError {
     error(Code::SessionNotFound, format!("no replica of escrow {escrow_id} here; bind it first"))
 }
 
-pub(super) fn closed(escrow_id: u64) -> pb::EscrowError {
+pub(crate) fn closed(escrow_id: u64) -> pb::EscrowError {
     error(Code::SessionClosed, format!("escrow {escrow_id} is settled or expired"))
 }
 
-pub(super) fn policy(message: impl Into<String>) -> pb::EscrowError {
+pub(crate) fn policy(message: impl Into<String>) -> pb::EscrowError {
     error(Code::Policy, message)
 }
 
-pub(super) fn bad_tx(message: impl Into<String>) -> pb::EscrowError {
+pub(crate) fn bad_tx(message: impl Into<String>) -> pb::EscrowError {
     error(Code::BadTx, message)
 }
 
-pub(super) fn config(message: impl Into<String>) -> pb::EscrowError {
+pub(crate) fn config(message: impl Into<String>) -> pb::EscrowError {
     error(Code::ConfigMismatch, message)
 }
 
-pub(super) fn too_large(what: &str, bytes: usize, limit: usize) -> pb::EscrowError {
+pub(crate) fn too_large(what: &str, bytes: usize, limit: usize) -> pb::EscrowError {
     let message = format!("{what}: {bytes}, at most {limit}");
     pb::EscrowError { limit: limit as u64, ..error(Code::TooLarge, message) }
 }
 
-pub(super) fn unavailable(message: impl Into<String>) -> pb::EscrowError {
+pub(crate) fn unavailable(message: impl Into<String>) -> pb::EscrowError {
     pb::EscrowError { retry_after_ms: RETRY_MS, ..error(Code::Unavailable, message) }
 }
 
-pub(super) fn busy(message: impl Into<String>, retry_after_ms: u64) -> pb::EscrowError {
+pub(crate) fn busy(message: impl Into<String>, retry_after_ms: u64) -> pb::EscrowError {
     pb::EscrowError { retry_after_ms, ..error(Code::Busy, message) }
 }
 
-pub(super) fn mismatch(
+pub(crate) fn mismatch(
     have_nonce: u64,
     nonce: u64,
     root: Hash,
@@ -69,7 +69,7 @@ pub(super) fn mismatch(
     }
 }
 
-pub(super) fn fork(have_nonce: u64, nonce: u64, diff_digest: Hash, diff: Vec<u8>) -> pb::EscrowError {
+pub(crate) fn fork(have_nonce: u64, nonce: u64, diff_digest: Hash, diff: Vec<u8>) -> pb::EscrowError {
     pb::EscrowError {
         have_nonce,
         nonce,
@@ -80,14 +80,14 @@ pub(super) fn fork(have_nonce: u64, nonce: u64, diff_digest: Hash, diff: Vec<u8>
 }
 
 /// A diff that no replica would take.
-pub(super) fn refused(have_nonce: u64, nonce: u64, cause: &ApplyError) -> pb::EscrowError {
+pub(crate) fn refused(have_nonce: u64, nonce: u64, cause: &ApplyError) -> pb::EscrowError {
     pb::EscrowError { have_nonce, nonce, ..bad_tx(format!("nonce {nonce}: {cause}")) }
 }
 
-pub(super) fn store(cause: &StoreError) -> pb::EscrowError {
+pub(crate) fn store(cause: &StoreError) -> pb::EscrowError {
     unavailable(format!("the host's store: {cause}"))
 }
 
-pub(super) fn db(cause: &DbError) -> pb::EscrowError {
+pub(crate) fn db(cause: &DbError) -> pb::EscrowError {
     unavailable(format!("the host's store: {cause}"))
 }

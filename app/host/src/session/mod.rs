@@ -22,11 +22,13 @@
 #![allow(clippy::result_large_err)]
 
 mod calls;
-mod errors;
+pub(crate) mod errors;
 mod recover;
 mod replica;
 mod rows;
 pub mod rules;
+#[cfg(test)]
+pub(crate) mod tests;
 mod vote;
 mod work;
 

@@ -1,7 +1,7 @@
 //! The command line of `holdfastd`.
 //!
 //! ```text
-//! holdfastd init | start | devnet | testnet | localnet | worker | host | infer | generate | matrix | keys | genesis | rollback | snapshot | export | status
+//! holdfastd init | start | devnet | testnet | localnet | worker | host | infer | gateway | generate | matrix | keys | genesis | rollback | snapshot | export | status
 //!           tx | query | version | completion
 //! ```
 //!
@@ -26,6 +26,7 @@ mod error;
 mod export;
 mod fields;
 mod files;
+mod gateway;
 mod generate;
 mod genesis;
 mod host;
@@ -82,6 +83,7 @@ enum Verb {
     Worker(worker::WorkerArgs),
     Host(Box<host::HostArgs>),
     Infer(Box<host::InferArgs>),
+    Gateway(Box<gateway::GatewayArgs>),
     Generate(Box<generate::GenerateArgs>),
     Matrix(Box<matrix::MatrixArgs>),
     Upstream(upstream::UpstreamArgs),
@@ -204,6 +206,7 @@ fn parse_and_run(words: &[OsString], io: &mut Io<'_>, connect: node::Connect<'_>
         Verb::Worker(args) => worker::run(&args, io)?,
         Verb::Host(args) => host::run(&args, io)?,
         Verb::Infer(args) => host::infer(&args, io)?,
+        Verb::Gateway(args) => gateway::run(&args, io)?,
         Verb::Generate(args) => generate::run(&args, io)?,
         Verb::Matrix(args) => matrix::run(&args, io)?,
         Verb::Upstream(args) => upstream::run(&args, io)?,

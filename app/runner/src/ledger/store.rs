@@ -114,12 +114,12 @@ impl FileStore {
     pub fn open(folder: impl Into<PathBuf>) -> Result<Self, LedgerError> {
         let folder = folder.into();
         fs::create_dir_all(&folder)?;
-        let lock = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(folder.join("lock"))
-            .map_err(LedgerError::from)?;
+        let lock = folder.join("lock");
+        match regular(&lock) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+            _ => {}
+        }
+        let lock = OpenOptions::new().create(true).truncate(false).write(true).open(lock)?;
         match lock.try_lock() {
             Ok(()) => Ok(Self { folder, current: Arc::default(), _lock: lock }),
             Err(TryLockError::WouldBlock) => Err(LedgerError::Locked(folder.display().to_string())),
@@ -137,6 +137,7 @@ impl FileStore {
     }
 
     fn read_file(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+        regular(path)?;
         let mut bytes = Vec::new();
         File::open(path)?.take(limit + 1).read_to_end(&mut bytes)?;
         if bytes.len() as u64 > limit {
@@ -147,6 +148,14 @@ impl FileStore {
         }
         Ok(bytes)
     }
+}
+
+/// Opening a pipe would wait for its other end.
+fn regular(path: &Path) -> io::Result<()> {
+    if fs::metadata(path)?.is_file() {
+        return Ok(());
+    }
+    Err(io::Error::new(io::ErrorKind::InvalidData, format!("{} is no regular file", path.display())))
 }
 
 impl LedgerStore for FileStore {

@@ -344,3 +344,18 @@ fn a_session_that_never_closes_does_not_keep_every_segment() {
     ledger.retire(u64::MAX).unwrap();
     assert_eq!(ledger.sessions(), 1);
 }
+
+#[cfg(unix)]
+#[test]
+fn a_pipe_where_a_file_of_the_ledger_should_be_is_refused_at_once() {
+    use rustix::fs::{CWD, Mode, mkfifoat};
+
+    for name in ["lock", "generation", &segment_name(1)] {
+        let folder = tempfile::tempdir().unwrap();
+        mkfifoat(CWD, folder.path().join(name), Mode::RUSR | Mode::WUSR).unwrap();
+        let opened = FileStore::open(folder.path())
+            .and_then(|store| IdempotencyLedger::open(store, LedgerConfig::default(), &VirtualClock::new()));
+        let error = opened.err().expect(name).to_string();
+        assert!(error.contains("is no regular file"), "{name}: {error}");
+    }
+}

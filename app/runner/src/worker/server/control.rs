@@ -6,7 +6,7 @@ use std::time::Instant;
 use holdfast_proto::holdfast::runner::v1 as pb;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, timeout};
-use tonic::{Status, Streaming};
+use tonic::{Code, Status, Streaming};
 
 use super::hub::{End, Hub, OnConnection, Refused};
 use super::{Heard, TICK};
@@ -52,9 +52,15 @@ fn malformed(detail: impl Into<String>) -> Refused {
 impl Stream {
     /// The next frame; `None` at the end of the stream.
     async fn take(&mut self) -> Result<Option<pb::control_request::Frame>, Refused> {
-        let Some(request) = self.inbound.message().await.map_err(|status| malformed(status.message()))?
-        else {
-            return Ok(None);
+        let request = match self.inbound.message().await {
+            Ok(Some(request)) => request,
+            Ok(None) => return Ok(None),
+            // The connection went, which coordinators do all the time.
+            Err(status) if matches!(status.code(), Code::Cancelled | Code::Unavailable | Code::Unknown) => {
+                tracing::debug!(detail = status.message(), "worker: a coordinator's connection ended");
+                return Ok(None);
+            }
+            Err(status) => return Err(malformed(status.message())),
         };
         self.taken += 1;
         if request.seq != self.taken {

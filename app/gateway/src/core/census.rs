@@ -1,0 +1,362 @@
+//! Doubt about ourselves: the census, the alarm, the replay of our own log, and tails that our store lost.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use holdfast_escrow::repair::{SelfVerdict, census, quorum_at_risk, suspicion_ends};
+use holdfast_escrow::session::{Diff, State, apply};
+use holdfast_proto::holdfast::host::v1 as pb;
+use holdfast_types::Address;
+
+use super::api::{CallError, HostCall, Lane, RequestError};
+use super::evidence::Mismatch;
+use super::members::{Shown, Then};
+use super::store::META;
+use super::{GatewayCore, Purpose};
+
+/// Diffs that one look replays.
+const REPLAY_STEP: u64 = 100;
+/// Between two questions for our root while we doubt ourselves.
+const ASK_MS: u64 = 5_000;
+/// How long a claim about a longer log of ours may hold the sequencer.
+const ABOVE_MS: u64 = 2_000;
+/// Between two such claims of one participant.
+const ABOVE_GAP_MS: u64 = 60_000;
+
+/// A census about one flag.
+#[derive(Debug)]
+pub(super) struct Census {
+    nonce: u64,
+    waiting: BTreeSet<Address>,
+    agree: u64,
+    disagree: u64,
+    /// Flags that are raised when the census does not turn against us.
+    held: Vec<(Address, Mismatch)>,
+    until_ms: u64,
+}
+
+/// The alarm, and what is done about it.
+#[derive(Debug, Default)]
+pub(super) struct Suspicion {
+    asked_ms: Option<u64>,
+    replay: Option<State>,
+    /// Who signed our root, by nonce.
+    signed: BTreeMap<u64, BTreeSet<Address>>,
+}
+
+impl Suspicion {
+    /// A doubt whose replay begins now.
+    pub(super) fn replaying(genesis: State) -> Self {
+        Self { replay: Some(genesis), ..Self::default() }
+    }
+}
+
+impl GatewayCore {
+    pub(super) fn suspected(&self) -> bool {
+        self.meta.suspect_at > 0
+    }
+
+    /// Asks every other unflagged participant for its signature at the flag's nonce.
+    pub(super) fn take_census(&mut self, about: &Address) {
+        let Some(nonce) = self.flags.get(about).map(|flag| flag.diverged_nonce) else { return };
+        let asked: BTreeSet<Address> =
+            self.members.keys().filter(|p| *p != about && !self.flagged(p)).copied().collect();
+        let until_ms = self.now.mono_ms.saturating_add(self.cfg.ask_ms);
+        let entry =
+            Census { nonce, waiting: asked.clone(), agree: 0, disagree: 0, held: Vec::new(), until_ms };
+        self.censuses.insert(*about, entry);
+        for participant in asked {
+            let request =
+                pb::GetSignaturesRequest { escrow_id: self.terms.escrow_id, nonce, challenge: None };
+            let call = HostCall::GetSignatures(request);
+            let purpose = Purpose::Census { about: *about, nonce };
+            self.call(&participant, call, self.cfg.ask_ms, Lane::Free, purpose);
+        }
+        self.close_census(about);
+    }
+
+    /// Whether a running census takes this mismatch: if the census turns against us, nobody is blamed.
+    pub(super) fn census_holds(&mut self, participant: &Address, mismatch: &Mismatch) -> bool {
+        let holder = self.censuses.values_mut().find(|census| census.waiting.contains(participant));
+        let Some(census) = holder else { return false };
+        if !census.held.iter().any(|(held, _)| held == participant) {
+            census.held.push((*participant, mismatch.clone()));
+        }
+        true
+    }
+
+    /// An answer to a census.
+    pub(super) fn census_reply(
+        &mut self,
+        participant: &Address,
+        about: &Address,
+        nonce: u64,
+        result: Result<pb::GetSignaturesResponse, CallError>,
+    ) {
+        let weight = self.members.get(participant).map_or(0, super::members::Member::weight);
+        let mut agree = false;
+        let mut mismatch = None;
+        if let Ok(reply) = result
+            && reply.nonce == nonce
+        {
+            match self.judge(participant, nonce, &reply.root, &reply.state_signature) {
+                Shown::Ours(_) => {
+                    let root = self.history.root(nonce).unwrap_or_default();
+                    agree = self.state_signature(participant, nonce, &root, &reply.state_signature).is_some();
+                }
+                Shown::Mismatch(found) => mismatch = Some(*found),
+                Shown::Above(_) | Shown::Garbage => {}
+            }
+        }
+        let Some(census) = self.censuses.get_mut(about) else { return };
+        if !census.waiting.remove(participant) {
+            return;
+        }
+        if agree {
+            census.agree += weight;
+        }
+        if let Some(mismatch) = mismatch {
+            census.disagree += weight;
+            if !census.held.iter().any(|(held, _)| held == participant) {
+                census.held.push((*participant, mismatch));
+            }
+        }
+        self.close_census(about);
+    }
+
+    fn close_census(&mut self, about: &Address) {
+        let now = self.now.mono_ms;
+        let over = self.censuses.get(about).is_some_and(|c| c.waiting.is_empty() || c.until_ms <= now);
+        if !over {
+            return;
+        }
+        let Some(taken) = self.censuses.remove(about) else { return };
+        // The flagged participant is one of those who disagree.
+        let own = self.members.get(about).map_or(0, super::members::Member::weight);
+        let disagree = taken.disagree.saturating_add(own);
+        let verdict = census(taken.agree, disagree, self.terms.group_size());
+        self.log(
+            "escrow_census",
+            verdict == SelfVerdict::Suspect,
+            Some(*about),
+            vec![
+                ("nonce", taken.nonce.to_string()),
+                ("agree", taken.agree.to_string()),
+                ("disagree", disagree.to_string()),
+                ("verdict", format!("{verdict:?}")),
+            ],
+        );
+        if verdict == SelfVerdict::Suspect {
+            self.raise_suspicion("census");
+        } else {
+            for (participant, mismatch) in taken.held {
+                self.trip(&participant, &mismatch);
+            }
+        }
+        self.census_taken(about);
+    }
+
+    /// Withhold from everyone, blame nobody, say so.
+    pub(super) fn raise_suspicion(&mut self, why: &'static str) {
+        if self.suspected() {
+            return;
+        }
+        self.meta.suspect_at = self.state.nonce().max(1);
+        self.note_meta();
+        self.suspicion = Suspicion::replaying(State::genesis(self.terms.clone()));
+        self.log(
+            "escrow_self_suspect",
+            true,
+            None,
+            vec![("why", why.to_owned()), ("nonce", self.meta.suspect_at.to_string())],
+        );
+        self.gauge("gateway_self_suspect", None, 1);
+        self.fail_queue(RequestError::SelfSuspect);
+    }
+
+    /// A verified signature over our root: enough weight at one nonce ends the doubt.
+    pub(super) fn suspect_signature(&mut self, participant: &Address, nonce: u64) {
+        if !self.suspected() || nonce < self.meta.suspect_at.min(self.state.nonce()) {
+            return;
+        }
+        let signers = self.suspicion.signed.entry(nonce).or_default();
+        signers.insert(*participant);
+        let weight: u64 =
+            signers.iter().filter_map(|p| self.members.get(p)).map(super::members::Member::weight).sum();
+        while self.suspicion.signed.len() > 64 {
+            self.suspicion.signed.pop_first();
+        }
+        if suspicion_ends(weight, self.terms.group_size()) && self.corrupt.is_none() {
+            self.meta.suspect_at = 0;
+            self.note_meta();
+            self.suspicion = Suspicion::default();
+            self.log("escrow_self_suspect_cleared", true, None, vec![("nonce", nonce.to_string())]);
+            self.gauge("gateway_self_suspect", None, 0);
+        }
+    }
+
+    /// Goes on with censuses, the replay and the questions.
+    pub(super) fn run_doubts(&mut self) {
+        let open: Vec<Address> = self.censuses.keys().copied().collect();
+        for about in open {
+            self.close_census(&about);
+        }
+        if !self.suspected() || self.corrupt.is_some() {
+            return;
+        }
+        self.replay();
+        let now = self.now.mono_ms;
+        let due = self.suspicion.asked_ms.is_none_or(|asked| now >= asked.saturating_add(ASK_MS));
+        if due && self.corrupt.is_none() {
+            self.suspicion.asked_ms = Some(now);
+            let nonce = self.meta.suspect_at.min(self.state.nonce());
+            let all: Vec<Address> = self.members.keys().copied().collect();
+            for participant in all {
+                if self.flagged(&participant) {
+                    self.send_sign(&participant, nonce, Vec::new());
+                } else {
+                    self.bring(&participant, Then::Sign(nonce));
+                }
+            }
+        }
+    }
+
+    /// When the doubts need a look.
+    pub(super) fn doubts_at(&self) -> Option<u64> {
+        let census = self.censuses.values().map(|census| census.until_ms).min();
+        let doubt = self.suspected() && self.corrupt.is_none();
+        let replay = (doubt && self.suspicion.replay.is_some()).then_some(self.now.mono_ms.saturating_add(1));
+        let ask =
+            doubt.then(|| self.suspicion.asked_ms.map_or(self.now.mono_ms, |at| at.saturating_add(ASK_MS)));
+        census.into_iter().chain(replay).chain(ask).chain(self.above_until_ms).min()
+    }
+
+    fn replay(&mut self) {
+        let Some(mut state) = self.suspicion.replay.take() else { return };
+        for _ in 0..REPLAY_STEP {
+            let nonce = state.nonce().saturating_add(1);
+            if nonce > self.state.nonce() {
+                let same = state.root() == self.state.root();
+                if same {
+                    self.log("escrow_self_replay", false, None, vec![("nonce", state.nonce().to_string())]);
+                } else {
+                    self.self_corrupt(state.nonce(), state);
+                }
+                return;
+            }
+            let next = self.diff_at(nonce).map(|diff| apply(&state, &diff));
+            match next {
+                Some(Ok((after, root))) if self.history.root(nonce) == Some(root) => state = after,
+                _ => return self.self_corrupt(nonce, state),
+            }
+        }
+        self.suspicion.replay = Some(state);
+    }
+
+    /// Our log does not replay: the escrow is retired, and paid by dispute at the last nonce that holds.
+    pub(super) fn self_corrupt(&mut self, nonce: u64, good: State) {
+        self.log("escrow_self_corrupt", true, None, vec![("nonce", nonce.to_string())]);
+        self.corrupt = Some(nonce);
+        self.fail_queue(RequestError::EscrowExhausted);
+        self.stop_repairs();
+        self.collect_for_dispute(good);
+    }
+
+    /// A host says that it holds a nonce above our tip. Only diffs with our own signature show that our store lost them.
+    pub(super) fn look_above(&mut self, participant: &Address, _nonce: u64) {
+        let now = self.now.mono_ms;
+        let asked = self.above_asked.get(participant).copied();
+        if asked.is_some_and(|asked| now < asked.saturating_add(ABOVE_GAP_MS)) || self.staged.is_some() {
+            return;
+        }
+        self.above_asked.insert(*participant, now);
+        // Nothing is signed at a nonce that may be used already.
+        self.above_until_ms = Some(now.saturating_add(ABOVE_MS));
+        self.ask_above(participant);
+    }
+
+    fn ask_above(&mut self, participant: &Address) {
+        let request = pb::GetDiffsRequest {
+            escrow_id: self.terms.escrow_id,
+            from: self.state.nonce().saturating_add(1),
+            max: 200,
+        };
+        self.call(participant, HostCall::GetDiffs(request), self.cfg.ask_ms, Lane::Free, Purpose::Above);
+    }
+
+    /// Diffs above our tip came back.
+    pub(super) fn above_reply(
+        &mut self,
+        participant: &Address,
+        result: Result<pb::GetDiffsResponse, CallError>,
+    ) {
+        let mut taken = 0u64;
+        for bytes in result.map(|reply| reply.diffs).unwrap_or_default().iter().take(200) {
+            let Ok(diff) = Diff::from_bytes(bytes) else { break };
+            if !self.is_ours(&diff) {
+                break;
+            }
+            if diff.nonce <= self.state.nonce() {
+                let chain = &self.terms.chain_id;
+                if self.diff_at(diff.nonce).is_some_and(|ours| ours.digest(chain) != diff.digest(chain)) {
+                    self.raise_suspicion("two diffs at one nonce");
+                    break;
+                }
+                continue;
+            }
+            match self.adopt(diff) {
+                Ok(()) => taken += 1,
+                Err(error) => {
+                    self.log("escrow_tail_refused", true, Some(*participant), vec![("error", error)]);
+                    self.raise_suspicion("a diff of ours does not follow from our state");
+                    break;
+                }
+            }
+        }
+        if taken > 0 {
+            let fields = vec![("diffs", taken.to_string()), ("tip", self.state.nonce().to_string())];
+            self.log("escrow_tail_recovered", true, Some(*participant), fields);
+            self.above_until_ms = Some(self.now.mono_ms.saturating_add(ABOVE_MS));
+            self.ask_above(participant);
+        } else {
+            self.above_until_ms = None;
+        }
+    }
+
+    /// A DiffFork error; whether it shows two of our own signatures at one nonce.
+    pub(super) fn fork_shown(&mut self, participant: &Address, error: &pb::EscrowError) -> bool {
+        if let Some(nonce) = self.shows_own_fork(error) {
+            let fields = vec![("nonce", nonce.to_string())];
+            self.log("escrow_own_fork", true, Some(*participant), fields);
+            self.raise_suspicion("two diffs at one nonce");
+            return true;
+        }
+        if let Ok(diff) = Diff::from_bytes(&error.diff)
+            && diff.nonce > self.state.nonce()
+            && self.is_ours(&diff)
+        {
+            self.look_above(participant, diff.nonce);
+            return true;
+        }
+        false
+    }
+
+    /// Whether the sequencer waits: for hosts that may know a longer log of ours.
+    pub(super) fn settling_in(&self) -> bool {
+        let now = self.now.mono_ms;
+        let binding = now < self.settle_until_ms
+            && self.members.values().any(|member| member.bound == super::members::Bound::Asking);
+        binding || self.above_until_ms.is_some_and(|until| now < until)
+    }
+
+    /// Whether a settlement needs a repair first.
+    pub fn quorum_at_risk(&self) -> bool {
+        let flagged: u64 =
+            self.flags.keys().filter_map(|p| self.members.get(p)).map(super::members::Member::weight).sum();
+        quorum_at_risk(flagged, self.terms.group_size())
+    }
+
+    pub(super) fn note_meta(&mut self) {
+        let meta = self.meta.clone();
+        self.ledger.set(&META, &self.terms.escrow_id, &meta);
+    }
+}

@@ -1,0 +1,8 @@
+//! Sessions against scripted hosts that hold real replicas and keys, over virtual time.
+
+mod world;
+
+mod ends;
+mod faults;
+mod repairs;
+mod serving;

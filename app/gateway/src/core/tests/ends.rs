@@ -1,0 +1,217 @@
+//! Timeouts and the end of the session.
+
+use holdfast_escrow::session::settle::Mode;
+use holdfast_escrow::session::{InferenceStatus, Phase};
+
+use super::world::{Serves, World, terms};
+use crate::core::{ChainNews, ClientEvent, Effect, Event, GatewayConfig, RequestError};
+
+#[test]
+fn a_start_without_a_receipt_is_voted_out_and_refunded() {
+    let mut world = World::new(4);
+    world.run(100);
+    world.host(1).serves = Serves::Silent;
+    world.ask();
+    world.run(12_000);
+    assert_eq!(world.core.state().record(1).unwrap().status, InferenceStatus::Pending);
+    world.run(6_000);
+    let record = world.core.state().record(1).unwrap();
+    assert_eq!((record.status, record.cost, record.confirmed_at), (InferenceStatus::Missed, 0, 0));
+    assert_eq!(world.field("escrow_timeout", "status"), ["applied"]);
+}
+
+#[test]
+fn a_receipt_without_a_finish_is_voted_out_after_the_execution_time() {
+    let mut world = World::new(4);
+    world.run(100);
+    world.host(1).serves = Serves::OnlyReceipt;
+    world.ask();
+    world.run(30_000);
+    assert_eq!(world.core.state().record(1).unwrap().status, InferenceStatus::Started);
+    world.run(40_000);
+    let record = world.core.state().record(1).unwrap();
+    assert_eq!(record.status, InferenceStatus::Missed);
+    assert!(record.confirmed_at > 0);
+}
+
+#[test]
+fn a_finish_that_the_stream_lost_is_fetched_before_anybody_votes() {
+    let mut world = World::new(4);
+    world.run(100);
+    world.host(1).serves = Serves::OnlyReceipt;
+    world.ask();
+    world.run(5_000);
+    let terms = world.terms.clone();
+    world.host(1).finish_now(&terms, 1);
+    world.run(70_000);
+    assert_eq!(world.core.state().record(1).unwrap().status, InferenceStatus::Finished);
+    assert_eq!(world.outcomes(1)[2], 0);
+}
+
+#[test]
+fn votes_of_too_few_end_as_insufficient_after_two_rounds_and_the_drain_decides() {
+    let mut world = World::new(4);
+    world.run(100);
+    world.host(1).serves = Serves::Silent;
+    world.ask();
+    for index in [0, 2, 3] {
+        world.host(index).serves = Serves::Down;
+    }
+    world.run(200_000);
+    assert_eq!(world.core.state().record(1).unwrap().status, InferenceStatus::Pending);
+    let statuses = world.field("escrow_timeout", "status");
+    assert_eq!(statuses, ["vote_collection_failed", "insufficient_votes"]);
+}
+
+#[test]
+fn a_session_is_finalized_signed_and_paid_exactly() {
+    let mut world = World::new(4);
+    world.run(100);
+    for _ in 0..20 {
+        world.ask();
+        world.run(20);
+    }
+    world.send(Event::Finalize);
+    let late = world.ask();
+    assert_eq!(world.clients[&late].last(), Some(&ClientEvent::Failed(RequestError::EscrowExhausted)));
+    world.run(20_000);
+    assert_eq!(world.core.state().phase(), Phase::Frozen);
+    assert_eq!(world.settlements.len(), 1);
+    let settlement = world.settlements[0].clone();
+    world.pays(&settlement, Mode::Settle);
+    assert_eq!(world.core.state().stats().iter().map(|row| row.completed).sum::<u32>(), 20);
+    world.send(Event::Chain(ChainNews::Settled));
+    assert!(world.others.iter().any(|effect| matches!(effect, Effect::Retired { .. })));
+    assert_eq!(world.core.status().phase, "settled");
+    world.restart(true);
+    assert_eq!(world.core.status().phase, "settled");
+}
+
+#[test]
+fn requests_in_flight_end_before_the_session_does() {
+    let mut world = World::new(4);
+    world.run(100);
+    world.host(1).serves = Serves::Slow;
+    let id = world.ask_with(8_000);
+    world.run(20);
+    world.send(Event::Finalize);
+    world.run(2_000);
+    assert_eq!(world.core.state().phase(), Phase::Active);
+    world.run(20_000);
+    assert_eq!(world.clients[&id].last(), Some(&ClientEvent::Failed(RequestError::Deadline)));
+    assert_eq!(world.core.state().phase(), Phase::Frozen);
+}
+
+#[test]
+fn finalization_survives_a_restart_in_each_of_its_phases() {
+    for crash_after in [0, 1, 2, 3, 5, 2_100, 2_500, 4_000] {
+        let mut world = World::new(4);
+        world.run(100);
+        for _ in 0..10 {
+            world.ask();
+            world.run(20);
+        }
+        world.send(Event::Finalize);
+        world.run(crash_after);
+        world.restart(true);
+        world.run(30_000);
+        assert!(!world.settlements.is_empty(), "crash after {crash_after} ms");
+        let settlement = world.settlements.last().unwrap().clone();
+        world.pays(&settlement, Mode::Settle);
+        // And once more: between finalize and settle nothing is lost.
+        world.settlements.clear();
+        world.restart(true);
+        world.run(10_000);
+        assert_eq!(world.settlements.last(), Some(&settlement), "crash after {crash_after} ms");
+    }
+}
+
+#[test]
+fn a_host_that_is_away_or_refuses_is_skipped_at_the_end() {
+    let mut world = World::with(terms(4), GatewayConfig { drain_ms: 1_000, ..GatewayConfig::default() });
+    world.run(100);
+    for _ in 0..10 {
+        world.ask();
+        world.run(20);
+    }
+    world.host(3).serves = Serves::Down;
+    world.send(Event::Finalize);
+    world.run(20_000);
+    assert_eq!(world.settlements.len(), 1);
+    assert_eq!(world.settlements[0].signatures.len(), 3);
+}
+
+#[test]
+fn without_a_quorum_nothing_is_settled_until_hosts_come_back() {
+    let mut world = World::with(terms(4), GatewayConfig { drain_ms: 1_000, ..GatewayConfig::default() });
+    world.run(100);
+    world.ask();
+    world.run(50);
+    for index in [2, 3] {
+        world.host(index).serves = Serves::Down;
+    }
+    world.send(Event::Finalize);
+    world.run(60_000);
+    assert!(world.settlements.is_empty());
+    world.host(2).serves = Serves::Well;
+    world.run(10_000);
+    assert_eq!(world.settlements.len(), 1);
+}
+
+#[test]
+fn a_session_whose_nonces_are_used_up_ends_itself_in_time() {
+    let mut terms = terms(4);
+    terms.max_nonce = 20;
+    let mut world = World::with(terms, GatewayConfig::default());
+    world.run(100);
+    let mut refused = false;
+    for _ in 0..30 {
+        let id = world.ask();
+        world.run(200);
+        refused |= matches!(
+            world.clients[&id].last(),
+            Some(ClientEvent::Failed(RequestError::EscrowExhausted))
+        );
+    }
+    assert!(refused);
+    world.run(300_000);
+    assert_eq!(world.core.state().phase(), Phase::Frozen);
+    assert!(world.core.status().nonce <= 20);
+    assert_eq!(world.settlements.len(), 1);
+}
+
+#[test]
+fn an_expired_escrow_is_made_ready_for_a_dispute() {
+    let mut world = World::new(4);
+    world.run(100);
+    for _ in 0..10 {
+        world.ask();
+        world.run(20);
+    }
+    world.send(Event::Chain(ChainNews::Expired));
+    world.run(10_000);
+    assert_eq!(world.disputes.len(), 1);
+    world.pays(&world.disputes[0].clone(), Mode::Dispute);
+    let id = world.ask();
+    assert_eq!(world.clients[&id].last(), Some(&ClientEvent::Failed(RequestError::EscrowExhausted)));
+}
+
+#[test]
+fn one_participant_with_several_slots_has_one_cursor_one_flag_and_votes_once() {
+    let mut terms = terms(7);
+    let twice = terms.slots[1];
+    terms.slots[4] = twice;
+    let mut world = World::with(terms, GatewayConfig::default());
+    world.run(100);
+    world.hosts.get_mut(&twice).unwrap().fork_at = Some(1);
+    for _ in 0..14 {
+        let id = world.ask();
+        world.run(100);
+        assert!(world.finished(id));
+    }
+    assert_eq!(world.core.flags().len(), 1);
+    assert_eq!(world.hosts[&twice].infers, 1);
+    world.run(20_000);
+    let it = world.core.status().participants.into_iter().find(|p| p.address == twice).unwrap();
+    assert_eq!(it.outcomes[2], 1);
+}

@@ -1,0 +1,121 @@
+//! Calls of other processes: ChallengeStart at executors, Announce at gateways; and VoteTimeout, which needs the first.
+
+use std::time::Duration;
+
+use holdfast_proto::holdfast::gateway::v1 as gateway;
+use holdfast_proto::holdfast::host::v1 as pb;
+use tokio::time::{sleep, timeout};
+use tonic::{Request, Status};
+
+use super::{Sessions, VOTE_WAIT};
+use crate::client;
+use crate::session::{VoteStep, errors};
+use crate::wire;
+
+/// Longest wait for an executor's answer (escrow-details 7).
+const CHALLENGE: Duration = Duration::from_secs(10);
+/// Longest wait for a gateway's answer.
+const ANNOUNCE: Duration = Duration::from_secs(5);
+/// Tries to reach a gateway, and the first pause between two; it doubles.
+const ANNOUNCE_TRIES: u32 = 6;
+const ANNOUNCE_PAUSE: Duration = Duration::from_secs(2);
+
+impl Sessions {
+    pub(crate) async fn vote_timeout(
+        &self,
+        call: Request<pb::VoteTimeoutRequest>,
+    ) -> Result<pb::VoteTimeoutResponse, Status> {
+        let request = call.into_inner();
+        let turn = timeout(VOTE_WAIT, self.shared.votes.acquire()).await;
+        let _turn = turn
+            .ok()
+            .and_then(Result::ok)
+            .ok_or_else(|| wire::status(errors::unavailable("too many votes wait for their turn")))?;
+        let unix_s = self.unix_s();
+        let (executor, request, ticket) =
+            match self.core(move |core| core.vote_timeout(unix_s, &request)).await? {
+                VoteStep::Voted(vote) => return Ok(vote),
+                VoteStep::Ask { executor, request, ticket } => (executor, request, ticket),
+            };
+        // Without the chain nobody knows where the executor is: no vote, as it may be there.
+        let url = self.shared.source.host_url(executor).await;
+        let url = url.map_err(|error| wire::status(errors::unavailable(error.to_string())))?;
+        let (inference, escrow) = (request.inference_id, request.escrow_id);
+        let answer = match url {
+            None => None,
+            Some(url) => {
+                let now_ms = self.shared.clock.unix_ms();
+                let asked =
+                    client::challenge_start(&url, &self.shared.key, &self.shared.chain_id, request, now_ms);
+                match timeout(CHALLENGE, asked).await {
+                    Ok(Ok(answer)) => Some(answer),
+                    Ok(Err(status)) => {
+                        tracing::info!(escrow, inference, %status, "a challenged executor refused");
+                        None
+                    }
+                    Err(_) => None,
+                }
+            }
+        };
+        self.core(move |core| core.vote_answered(&ticket, answer.as_ref())).await
+    }
+
+    pub(crate) async fn challenge_start(
+        &self,
+        call: Request<pb::ChallengeStartRequest>,
+    ) -> Result<pb::ChallengeStartResponse, Status> {
+        let (metadata, _, request) = call.into_parts();
+        let caller = self.caller(&metadata, request.escrow_id, "ChallengeStart", &request)?;
+        let (this, unix_s) = (self.clone(), self.unix_s());
+        self.core(move |core| {
+            let step = core.challenge_start(unix_s, &request, caller)?;
+            this.begin(request.escrow_id, request.inference_id, step.start);
+            Ok(step.reply)
+        })
+        .await
+    }
+
+    /// Tells the gateway of each session that this host has started.
+    pub(super) async fn announce_all(&self) {
+        let Ok(escrows) = self.core(|core| Ok(core.escrows())).await else { return };
+        let mut tasks = tokio::task::JoinSet::new();
+        for escrow_id in escrows {
+            let this = self.clone();
+            tasks.spawn(async move { this.announce(escrow_id).await });
+        }
+        while tasks.join_next().await.is_some() {}
+    }
+
+    async fn announce(&self, escrow_id: u64) {
+        let shared = &self.shared;
+        let mut pause = ANNOUNCE_PAUSE;
+        for _ in 0..ANNOUNCE_TRIES {
+            let told = async {
+                let info = shared.source.escrow(escrow_id).await.map_err(|error| error.to_string())?;
+                let Some(url) = info.map(|info| info.gateway_url).filter(|url| !url.is_empty()) else {
+                    return Ok(false);
+                };
+                let request = gateway::AnnounceRequest {
+                    escrow_id,
+                    participant: shared.owner.to_bech32(&shared.config.hrp),
+                    boot_id: shared.boot_id.clone(),
+                };
+                let now_ms = shared.clock.unix_ms();
+                client::announce(&url, &shared.key, &shared.chain_id, request, now_ms)
+                    .await
+                    .map_err(|status| status.to_string())?;
+                Ok::<bool, String>(true)
+            };
+            match timeout(ANNOUNCE, told).await {
+                Ok(Ok(told)) => {
+                    tracing::debug!(escrow = escrow_id, told, "announced");
+                    return;
+                }
+                Ok(Err(error)) => tracing::info!(escrow = escrow_id, error, "the gateway was not reached"),
+                Err(_) => tracing::info!(escrow = escrow_id, "the gateway did not answer"),
+            }
+            sleep(pause).await;
+            pause *= 2;
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! VoteTimeout and ChallengeStart.
+
+use holdfast_escrow::session::{Tx, apply, compose, digest, recover};
+use holdfast_proto::holdfast::host::v1 as pb;
+use holdfast_proto::holdfast::host::v1::escrow_error::Code;
+
+use super::scene::*;
+use crate::session::{JobEnd, VoteStep};
+
+const LATE: u64 = START + 60;
+
+fn ask(gateway: &Gateway, id: u64, reason: u32, body: &str) -> pb::VoteTimeoutRequest {
+    pb::VoteTimeoutRequest {
+        escrow_id: ESCROW,
+        inference_id: id,
+        reason,
+        diffs: gateway.diffs.clone(),
+        body: body.into(),
+    }
+}
+
+/// A vote of `name`, whose executor answers with `answer`.
+fn vote(
+    host: &mut HostAt,
+    unix_s: u64,
+    request: &pb::VoteTimeoutRequest,
+    answer: impl FnOnce(&pb::ChallengeStartRequest) -> Option<pb::ChallengeStartResponse>,
+) -> Result<pb::VoteTimeoutResponse, pb::EscrowError> {
+    match host.core.vote_timeout(unix_s, request)? {
+        VoteStep::Voted(vote) => Ok(vote),
+        VoteStep::Ask { executor, request, ticket } => {
+            assert_eq!(executor, addr("host-1"));
+            let answer = answer(&request);
+            host.core.vote_answered(&ticket, answer.as_ref())
+        }
+    }
+}
+
+fn pending() -> Gateway {
+    let mut gateway = Gateway::new(terms());
+    gateway.step(Vec::new(), vec![start("prompt-1")]);
+    gateway
+}
+
+#[test]
+fn a_start_whose_executor_says_nothing_is_voted_late_over_the_published_bytes() {
+    let mut host = HostAt::new("host-2");
+    let gateway = pending();
+    let reply = vote(&mut host, LATE, &ask(&gateway, 1, 1, "prompt-1"), |_| None).unwrap();
+    assert!(reply.accept && reply.executor_txs.is_empty());
+    assert_eq!(reply.voter_slot, 2);
+    let published = hash("4f08a2bef837976652aacf53ac089015862ee22913db9cc0dd87ba57593f4920");
+    assert_eq!(recover(&published, &reply.signature.clone().try_into().unwrap()), Ok(addr("host-2")));
+    // Two of three votes carry the timeout.
+    let mut votes = vec![holdfast_escrow::session::Vote {
+        voter_slot: 2,
+        accept: true,
+        sig: reply.signature.try_into().unwrap(),
+    }];
+    let mut other = HostAt::new("host-3");
+    let reply = vote(&mut other, LATE, &ask(&gateway, 1, 1, "prompt-1"), |_| None).unwrap();
+    votes.push(holdfast_escrow::session::Vote {
+        voter_slot: 3,
+        accept: true,
+        sig: reply.signature.try_into().unwrap(),
+    });
+    let timeout = Tx::TimeoutInference { id: 1, reason: 1, votes };
+    assert!(compose(&gateway.state, Vec::new(), vec![timeout]).is_ok());
+}
+
+#[test]
+fn an_executor_that_takes_the_work_up_is_not_late_and_its_receipt_comes_back() {
+    let mut host = HostAt::new("host-2");
+    let mut executor = HostAt::new("host-1");
+    let mut gateway = pending();
+    let mut begun = None;
+    let reply = vote(&mut host, LATE, &ask(&gateway, 1, 1, "prompt-1"), |challenge| {
+        let step = executor.core.challenge_start(LATE, challenge, addr("host-2")).unwrap();
+        begun = step.start;
+        Some(step.reply)
+    })
+    .unwrap();
+    assert!(!reply.accept);
+    assert_eq!(begun.unwrap().body, b"prompt-1");
+    let [receipt] = reply.executor_txs.as_slice() else { panic!() };
+    let digest = digest::vote(CHAIN, ESCROW, 1, 1, 2, false);
+    assert_eq!(recover(&digest, &reply.signature.try_into().unwrap()), Ok(addr("host-2")));
+    // Asked again it knows the receipt and asks nobody.
+    let again = host.core.vote_timeout(LATE + 9, &ask(&gateway, 1, 1, "prompt-1")).unwrap();
+    assert!(matches!(again, VoteStep::Voted(vote) if !vote.accept && vote.executor_txs == [receipt.clone()]));
+    gateway.step(vec![tx(receipt)], Vec::new());
+    let ended = host.core.vote_timeout(LATE + 9, &ask(&gateway, 1, 1, "prompt-1")).unwrap_err();
+    assert_eq!(ended.code(), Code::BadTx, "it is Started now");
+}
+
+#[test]
+fn an_answer_that_proves_nothing_is_no_answer() {
+    let gateway = pending();
+    let forged = {
+        let record = gateway.state.record(1).unwrap();
+        let sig = key("host-3").sign_recoverable(digest::receipt(CHAIN, ESCROW, record, LATE));
+        Tx::ConfirmStart { id: 1, confirmed_at: LATE, sig }.to_bytes()
+    };
+    let report = |kind| {
+        let sig = key("host-1").sign_recoverable(digest::error(CHAIN, ESCROW, 1, 1, kind, 0, 0));
+        Tx::ReportError { id: 1, kind, input_tokens: 0, output_tokens: 0, sig }.to_bytes()
+    };
+    let answer = |receipt: Vec<u8>, outcome: Vec<u8>, cancel| {
+        Some(pb::ChallengeStartResponse { receipt, outcome, cancel })
+    };
+    let signed = |id: u64, by: &str| {
+        let request = pb::CancelInferenceRequest { escrow_id: ESCROW, inference_id: id, cause: "c".into() };
+        let auth = crate::auth::sign(&key(by), CHAIN, ESCROW, "CancelInference", &request, START);
+        Some(pb::SignedCancel { request: Some(request), auth })
+    };
+    let none = Vec::new;
+    for (what, answer, accept) in [
+        ("nothing", answer(none(), none(), None), true),
+        ("garbage", answer(vec![9; 70], vec![1], None), true),
+        ("a receipt by somebody else", answer(forged.clone(), none(), None), true),
+        ("a failure", answer(none(), report(1), None), false),
+        ("a cancellation without the gateway's word", answer(none(), report(8), None), true),
+        ("one by the executor itself", answer(none(), report(8), signed(1, "host-1")), true),
+        ("one of another inference", answer(none(), report(8), signed(2, "gateway")), true),
+        ("the gateway's own", answer(none(), report(8), signed(1, "gateway")), false),
+    ] {
+        let mut host = HostAt::new("host-2");
+        let reply = vote(&mut host, LATE, &ask(&gateway, 1, 1, "prompt-1"), |_| answer).unwrap();
+        assert_eq!(reply.accept, accept, "{what}");
+        assert_eq!(reply.executor_txs.is_empty(), accept, "{what}");
+    }
+}
+
+#[test]
+fn a_receipt_without_a_finish_is_late_after_the_execution_time() {
+    let mut executor = HostAt::new("host-1");
+    let mut gateway = pending();
+    let step = executor.core.infer(START + 1, &infer(&gateway, 0, 1, "prompt-1")).unwrap();
+    gateway.step(vec![tx(&step.receipt)], Vec::new());
+    let late = START + 1 + 1200;
+    for body in ["prompt-1", ""] {
+        let mut host = HostAt::new("host-0");
+        let early = vote(&mut host, late - 1, &ask(&gateway, 1, 2, body), |_| None).unwrap_err();
+        assert_eq!(early.code(), Code::BadTx);
+        assert!(vote(&mut host, late, &ask(&gateway, 1, 2, body), |_| None).unwrap().accept);
+    }
+    // It works, and has nothing to show.
+    let mut host = HostAt::new("host-0");
+    let request = ask(&gateway, 1, 2, "prompt-1");
+    let works = vote(&mut host, late, &request, |challenge| {
+        let step = executor.core.challenge_start(late, challenge, addr("host-0")).unwrap();
+        assert!(step.start.is_none() && step.reply.outcome.is_empty());
+        Some(step.reply)
+    });
+    assert!(works.unwrap().accept);
+    // It has ended, and the gateway did not publish it.
+    let end = JobEnd::Finished {
+        input_tokens: 1,
+        output_tokens: 2,
+        response_hash: sha("r"),
+        finish_reason: "stop".into(),
+    };
+    let finish = executor.core.outcome(ESCROW, 1, &end).unwrap();
+    let reply = vote(&mut host, late, &request, |challenge| {
+        Some(executor.core.challenge_start(late, challenge, addr("host-0")).unwrap().reply)
+    })
+    .unwrap();
+    assert_eq!((reply.accept, reply.executor_txs), (false, vec![finish]));
+}
+
+#[test]
+fn no_vote_is_given_on_what_is_not_late_not_ours_to_judge_or_not_what_it_says() {
+    let gateway = pending();
+    let refused = |name: &str, unix_s, request: &pb::VoteTimeoutRequest| {
+        let mut host = HostAt::new(name);
+        vote(&mut host, unix_s, request, |_| None).unwrap_err().code()
+    };
+    assert_eq!(refused("host-2", LATE - 1, &ask(&gateway, 1, 1, "prompt-1")), Code::BadTx);
+    assert_eq!(refused("host-1", LATE, &ask(&gateway, 1, 1, "prompt-1")), Code::Policy, "the executor");
+    assert_eq!(refused("host-2", LATE, &ask(&gateway, 1, 1, "Prompt-1")), Code::Policy);
+    assert_eq!(refused("host-2", LATE, &ask(&gateway, 1, 2, "prompt-1")), Code::BadTx, "there is no receipt");
+    assert_eq!(refused("host-2", LATE, &ask(&gateway, 2, 1, "prompt-1")), Code::Behind);
+    for reason in [0, 3, 257, u32::MAX] {
+        assert_eq!(refused("host-2", LATE, &ask(&gateway, 1, reason, "prompt-1")), Code::BadTx);
+    }
+    // Without the diffs it knows of no Start: it abstains, and is taught by the next request.
+    let mut host = HostAt::new("host-2");
+    let bare = pb::VoteTimeoutRequest { diffs: Vec::new(), ..ask(&gateway, 1, 1, "prompt-1") };
+    assert_eq!(host.core.vote_timeout(LATE, &bare).unwrap_err().code(), Code::Behind);
+    assert!(vote(&mut host, LATE, &ask(&gateway, 1, 1, "prompt-1"), |_| None).unwrap().accept);
+}
+
+#[test]
+fn an_executor_that_is_behind_signs_no_receipt_and_answers_only_hosts_of_the_group() {
+    let gateway = pending();
+    let mut executor = HostAt::new("host-1");
+    let challenge = |diffs: &[Vec<u8>]| pb::ChallengeStartRequest {
+        escrow_id: ESCROW,
+        inference_id: 1,
+        diffs: diffs.to_vec(),
+        body: b"prompt-1".to_vec(),
+    };
+    let behind = executor.core.challenge_start(LATE, &challenge(&[]), addr("host-2")).unwrap_err();
+    assert_eq!((behind.code(), behind.have_nonce), (Code::Behind, 0));
+    for caller in ["gateway", "nobody"] {
+        let refused =
+            executor.core.challenge_start(LATE, &challenge(&gateway.diffs), addr(caller)).unwrap_err();
+        assert_eq!(refused.code(), Code::Policy);
+    }
+    let step = executor.core.challenge_start(LATE, &challenge(&gateway.diffs), addr("host-2")).unwrap();
+    let again = executor.core.challenge_start(LATE + 5, &challenge(&gateway.diffs), addr("host-3")).unwrap();
+    assert!(step.start.is_some() && again.start.is_none());
+    assert_eq!(step.reply.receipt, again.reply.receipt);
+    let (next, _) = {
+        let mut after = Gateway { state: gateway.state.clone(), diffs: Vec::new() };
+        let bytes = after.step(vec![tx(&step.reply.receipt)], Vec::new());
+        apply(&gateway.state, &holdfast_escrow::session::Diff::from_bytes(&bytes).unwrap()).unwrap()
+    };
+    assert_eq!(next.record(1).unwrap().confirmed_at, LATE);
+}
