@@ -9,6 +9,7 @@ use borsh::{BorshDeserialize, BorshSerialize};
 use sha2::{Digest as _, Sha256};
 
 use crate::failure::Cause;
+use crate::trace::TraceContext;
 
 /// A SHA-256.
 pub type Digest = [u8; 32];
@@ -86,6 +87,8 @@ pub struct OpenPlan {
     pub lease_ms: u64,
     /// How its tokens are picked.
     pub sampling: Sampling,
+    /// Trace that it belongs to; for logs only.
+    pub trace: Option<TraceContext>,
 }
 
 /// An open key.

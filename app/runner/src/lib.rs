@@ -37,6 +37,7 @@ pub mod session;
 pub mod shard;
 pub mod telemetry;
 pub mod text;
+pub mod trace;
 pub mod worker;
 
 pub use adapter::{AdapterError, BoundaryAdapter, Bundle, KvKey, Payload, SessionId, StepOut, StepRef};
@@ -53,3 +54,4 @@ pub use runner::{
 pub use scheduler::{ContinuousBatchScheduler, SchedulerTelemetry};
 pub use session::{FinishReason, GenerateRequest, Outcome, SessionConfig, SubmitError};
 pub use text::{ByteCodec, ChatMessage, TextCodec, TextError, TextStream};
+pub use trace::TraceContext;

@@ -288,7 +288,7 @@ pub async fn run_scenario(
     let failover = wish.failover || scenario == Scenario::AlphaFailover;
     request.max_restarts = if failover { u32::MAX } else { 0 };
     if scenario == Scenario::StaleEpoch {
-        let plan = OpenPlan { max_positions: 1, lease_ms, sampling: Sampling::GREEDY };
+        let plan = OpenPlan { max_positions: 1, lease_ms, sampling: Sampling::GREEDY, trace: None };
         let later = KvKey::new(request.session(), 1);
         for shard in pool.live() {
             let fenced = async {

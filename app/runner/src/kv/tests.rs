@@ -25,7 +25,7 @@ fn key(session: u8, epoch: u32) -> KvKey {
 }
 
 fn plan(rows: u32) -> OpenPlan {
-    OpenPlan { max_positions: rows, lease_ms: LEASE_MS, sampling: Sampling::GREEDY }
+    OpenPlan { max_positions: rows, lease_ms: LEASE_MS, sampling: Sampling::GREEDY, trace: None }
 }
 
 fn step(step: u32) -> StepRef {

@@ -442,7 +442,12 @@ fn alpha_failover_restarts_from_token_zero_and_completes_at_every_step() {
                     assert_eq!(world.keys_left(), 0);
                     let mut old = Vec::new();
                     for shard in world.pool.live() {
-                        let plan = OpenPlan { max_positions: 1, lease_ms: 1, sampling: request("").sampling };
+                        let plan = OpenPlan {
+                            max_positions: 1,
+                            lease_ms: 1,
+                            sampling: request("").sampling,
+                            trace: None,
+                        };
                         old.push(shard.open(KvKey::new(outcome.session, 0), plan).await.is_err());
                     }
                     (outcome, old)
@@ -474,7 +479,8 @@ fn failover_refuses_to_import_unverified_kv() {
         let session = request("dirty").session();
         // Somebody put rows of the next epoch there.
         let key = KvKey::new(session, 1);
-        let plan = OpenPlan { max_positions: 12, lease_ms: 10_000, sampling: request("").sampling };
+        let plan =
+            OpenPlan { max_positions: 12, lease_ms: 10_000, sampling: request("").sampling, trace: None };
         dirty.shard.open(key, plan).await.unwrap();
         let model = dirty.describe().model_digest;
         let fingerprint = crate::adapter::fingerprint(&model, session, 0, &[5], plan.sampling);
@@ -557,7 +563,8 @@ fn stale_epoch_reference_is_rejected() {
     let (world, shard) = World::single();
     let outcome = world.run(async |runner| {
         let key = KvKey::new(request("stale").session(), 1);
-        let plan = OpenPlan { max_positions: 12, lease_ms: 10_000, sampling: request("").sampling };
+        let plan =
+            OpenPlan { max_positions: 12, lease_ms: 10_000, sampling: request("").sampling, trace: None };
         shard.shard.open(key, plan).await.unwrap();
         shard.shard.release(key, Cause::Node).await.unwrap();
         runner.run_with_failover(request("stale")).await.unwrap()

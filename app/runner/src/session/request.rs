@@ -6,6 +6,7 @@ use crate::adapter::{Sampling, SessionId};
 use crate::deadline::DeadlineOverrides;
 use crate::failure::{Cause, FailureKind, WorkStatus};
 use crate::record::WorkRecord;
+use crate::trace::TraceContext;
 
 /// Most stop tokens of a request.
 pub const STOP_TOKENS_MAX: usize = 16;
@@ -36,6 +37,8 @@ pub struct GenerateRequest {
     pub deadlines: DeadlineOverrides,
     /// Most further epochs after a restartable failure; capped by the node's own limit.
     pub max_restarts: u32,
+    /// Trace that it belongs to; for logs only.
+    pub trace: Option<TraceContext>,
 }
 
 impl GenerateRequest {
@@ -53,6 +56,7 @@ impl GenerateRequest {
             sampling: Sampling::GREEDY,
             deadlines: DeadlineOverrides::default(),
             max_restarts: u32::MAX,
+            trace: None,
         }
     }
 

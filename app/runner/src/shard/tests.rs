@@ -19,7 +19,7 @@ fn shard(layers: (u32, u32), clock: &VirtualClock) -> Reference {
 }
 
 fn plan(rows: u32) -> OpenPlan {
-    OpenPlan { max_positions: rows, lease_ms: 10_000, sampling: Sampling::GREEDY }
+    OpenPlan { max_positions: rows, lease_ms: 10_000, sampling: Sampling::GREEDY, trace: None }
 }
 
 fn tokens(position: u32, ids: &[u32]) -> Bundle {

@@ -9,6 +9,7 @@ use crate::adapter::{
     StepOut, StepState, StopAck,
 };
 use crate::failure::Cause;
+use crate::trace::TraceContext;
 
 /// Longest text taken over from the other side, in bytes.
 const DETAIL_BYTES_MAX: usize = 512;
@@ -49,6 +50,7 @@ pub(super) fn plan_to(plan: OpenPlan) -> pb::OpenPlan {
         max_positions: plan.max_positions,
         lease_ms: plan.lease_ms,
         sampling: Some(pb::Sampling { greedy: plan.sampling.greedy, seed: plan.sampling.seed }),
+        traceparent: plan.trace.map_or_else(String::new, |trace| trace.to_string()),
     }
 }
 
@@ -58,6 +60,7 @@ pub(super) fn plan_from(plan: &pb::OpenPlan) -> Result<OpenPlan, Malformed> {
         max_positions: plan.max_positions,
         lease_ms: plan.lease_ms,
         sampling: Sampling { greedy: sampling.greedy, seed: sampling.seed },
+        trace: TraceContext::parse(&plan.traceparent),
     })
 }
 

@@ -187,7 +187,7 @@ fn key(session: u8, epoch: u32) -> KvKey {
 }
 
 fn plan() -> OpenPlan {
-    OpenPlan { max_positions: 32, lease_ms: 10_000, sampling: Sampling::GREEDY }
+    OpenPlan { max_positions: 32, lease_ms: 10_000, sampling: Sampling::GREEDY, trace: None }
 }
 
 fn at(info: &ShardInfo, key: KvKey, step: u32, position: u32, input: &[u32]) -> StepRef {

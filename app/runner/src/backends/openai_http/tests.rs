@@ -58,7 +58,7 @@ fn key(session: u8, epoch: u32) -> KvKey {
 }
 
 fn plan(max_new: u32) -> OpenPlan {
-    OpenPlan { max_positions: ROWS + max_new, lease_ms: 10_000, sampling: Sampling::GREEDY }
+    OpenPlan { max_positions: ROWS + max_new, lease_ms: 10_000, sampling: Sampling::GREEDY, trace: None }
 }
 
 impl Rig {

@@ -266,6 +266,7 @@ impl SessionCore {
             max_positions: holding.rows,
             lease_ms: self.config.lease_ms,
             sampling: session.request.sampling,
+            trace: session.request.trace,
         };
         for (index, hop) in attempt.route.iter().enumerate() {
             holding.group.open_sent(index, t.now.ms);

@@ -163,6 +163,9 @@ async fn open(
 async fn begin(hub: &Hub, key: KvKey, plan: Option<pb::OpenPlan>) -> Result<Opened, AdapterError> {
     let plan = plan.ok_or_else(|| conflict("Open without a plan"))?;
     let plan = convert::plan_from(&plan).map_err(not_understood)?;
+    if let Some(trace) = plan.trace {
+        tracing::info!(%trace, session = %key.session, epoch = key.epoch, "worker: opens a session");
+    }
     hub.host.open(key, plan).await
 }
 
