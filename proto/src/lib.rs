@@ -2,7 +2,7 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`holdfast`] | the chain's own packages: `auth`, `bank`, `epochs`, `participants`, `inference`, `breaker`, each `v1` |
+//! | [`holdfast`] | the chain's own packages: `auth`, `bank`, `epochs`, `participants`, `inference`, `breaker`, `escrow`, `gov`, each `v1`; those off it: `runner`, `host`, `gateway` |
 //! | [`cosmos`] | the part of the Cosmos SDK's packages that clients such as cosmrs, CosmJS and grpcurl rely on |
 //! | [`tendermint`] | blocks and events as the consensus engine names them |
 //!

@@ -65,7 +65,12 @@ fn the_descriptor_set_lists_every_service_and_method() {
             "holdfast.breaker.v1.Query: CircuitBreaker CircuitBreakers BreakerSummary Overrides WhatIf",
             "holdfast.epochs.v1.Msg: UpdateParams",
             "holdfast.epochs.v1.Query: Params CurrentEpoch Epoch",
-            "holdfast.host.v1.Host: Serve",
+            "holdfast.escrow.v1.Msg: CreateEscrow SettleEscrow DisputeEscrow UpdateParams",
+            "holdfast.escrow.v1.Query: Params Escrow Escrows EscrowsByParticipant",
+            "holdfast.gateway.v1.Gateway: Announce Divergence Divergences WatchDivergence \
+             ForceTeach GiveUp Release Escrows Escrow",
+            "holdfast.host.v1.Host: Serve Bind Teach Infer CancelInference GetSignatures \
+             GetPending GetDiffs VoteTimeout ChallengeStart ResetSession",
             "holdfast.inference.v1.Msg: StartInference FinishInference ReportFailure \
              CancelInference UpdateParams",
             "holdfast.inference.v1.Query: Params Inference Inferences ParticipantStats Sprt \
@@ -115,14 +120,19 @@ fn every_msg_service_is_marked_and_says_which_field_signs() {
             messages += 1;
         }
     }
-    assert_eq!(messages, 27);
+    assert_eq!(messages, 31);
 }
 
 #[test]
 fn update_messages_of_all_modules_have_one_shape() {
-    for package in
-        ["holdfast.epochs", "holdfast.participants", "holdfast.inference", "cosmos.gov", "cosmos.auth"]
-    {
+    for package in [
+        "holdfast.epochs",
+        "holdfast.participants",
+        "holdfast.inference",
+        "holdfast.escrow",
+        "cosmos.gov",
+        "cosmos.auth",
+    ] {
         let version = if package == "cosmos.auth" { "v1beta1" } else { "v1" };
         let name = format!("{package}.{version}.MsgUpdateParams");
         let message = pool().get_message_by_name(&name).unwrap();

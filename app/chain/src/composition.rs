@@ -20,7 +20,8 @@ pub const APP_SPACE: &str = "app";
 
 /// Names of the modules, in genesis order: balances before those who spend them, the schedule before its
 /// listeners, members before the breaker that sums over them, the authority last.
-pub const MODULE_NAMES: &[&str] = &["auth", "bank", "epochs", "participants", "inference", "breaker", "escrow", "gov"];
+pub const MODULE_NAMES: &[&str] =
+    &["auth", "bank", "epochs", "participants", "inference", "breaker", "escrow", "gov"];
 
 /// The embedder's choices.
 #[derive(Clone)]

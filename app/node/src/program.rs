@@ -20,8 +20,8 @@ pub struct Program {
 impl Default for Program {
     /// `holdfastd`.
     fn default() -> Self {
-        // x/participants went to version 2 with its validators, and x/gov came.
-        let upgrades = Upgrades::new(vec![Upgrade::new("v2").adding(&["gov"])]);
+        // x/participants went to version 2 with its validators; x/gov and x/escrow came.
+        let upgrades = Upgrades::new(vec![Upgrade::new("v2").adding(&["gov", "escrow"])]);
         Self { composition: Composition::default(), upgrades }
     }
 }

@@ -17,6 +17,6 @@ fn main() -> std::process::ExitCode {
         let type_url = type_url::<inference::MsgUpdateParams>();
         composition.deliver(ctx, &Any { type_url, value: message.encode_to_vec() }).map(|_| ())
     });
-    let upgrades = Upgrades::new(vec![Upgrade::new("v2").adding(&["gov"]), v3]);
+    let upgrades = Upgrades::new(vec![Upgrade::new("v2").adding(&["gov", "escrow"]), v3]);
     holdfast_node::cli::run_program(Program { upgrades, ..Program::default() })
 }

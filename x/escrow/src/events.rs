@@ -1,8 +1,9 @@
 //! Events: attributes as the fields of the protobuf messages, in their order.
 
+use holdfast_types::traits::EscrowCounts;
 use holdfast_types::{Address, Coin, Context, Event, ModuleError};
 
-use crate::types::{Dispute, Escrow, EscrowId, HostTally, Outcome};
+use crate::types::{Dispute, Escrow, EscrowId, Outcome};
 
 fn event(kind: &str, id: EscrowId) -> Event {
     Event::new(format!("holdfast.escrow.v1.{kind}")).with("escrow_id", id)
@@ -38,13 +39,17 @@ pub(crate) fn settled(ctx: &mut Context<'_>, id: EscrowId, cause: &str, outcome:
     ctx.emit(event);
 }
 
-pub(crate) fn host_settled(ctx: &mut Context<'_>, id: EscrowId, host: &HostTally) {
+pub(crate) fn host_settled(ctx: &mut Context<'_>, id: EscrowId, counts: &EscrowCounts) {
     let event = event("EventHostSettled", id)
-        .with("participant", ctx.bech32(&host.owner))
-        .with("completed", host.completed)
-        .with("missed", host.missed.saturating_add(host.errored))
-        .with("released", host.released.saturating_add(host.drained))
-        .with("cost", host.cost);
+        .with("model", &counts.model)
+        .with("participant", ctx.bech32(&counts.participant))
+        .with("epoch", counts.stamp.epoch)
+        .with("generation", counts.stamp.generation)
+        .with("evidence", counts.stamp.evidence)
+        .with("completed", counts.ok)
+        .with("missed", counts.missed)
+        .with("released", counts.released)
+        .with("cost", counts.earned);
     ctx.emit(event);
 }
 

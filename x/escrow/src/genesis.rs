@@ -70,7 +70,9 @@ fn check_outcome(escrow: &Escrow, outcome: &Outcome) -> Result<(), &'static str>
     };
     let all = paid.checked_add(outcome.fees).and_then(|sum| sum.checked_add(outcome.refunded));
     if outcome.paid != paid || all != Some(escrow.config.amount) {
-        return Err("outcome: paid must be the sum of the costs; with fees and refunded it must be the amount");
+        return Err(
+            "outcome: paid must be the sum of the costs; with fees and refunded it must be the amount",
+        );
     }
     if outcome.end_height < escrow.created_at {
         return Err("outcome.end_height must not be before created_at_height");

@@ -59,8 +59,13 @@ pub fn rows_belong_together(store: &dyn KvRead) -> Result<(), String> {
         }
         expected.extend(escrow.config.owners().into_keys().map(|owner| (owner, id)));
     }
-    let found: BTreeSet<_> = BY_OWNER.iter(store, Order::Ascending).collect::<Result<_, _>>().map_err(text)?;
-    if found == expected { Ok(()) } else { Err("escrow: the rows by owner are not those of the slots".into()) }
+    let found: BTreeSet<_> =
+        BY_OWNER.iter(store, Order::Ascending).collect::<Result<_, _>>().map_err(text)?;
+    if found == expected {
+        Ok(())
+    } else {
+        Err("escrow: the rows by owner are not those of the slots".into())
+    }
 }
 
 /// After the block at `height`, with no more than [`CLOSE_MAX`](crate::CLOSE_MAX) due at once: nothing that holds coins is

@@ -213,10 +213,9 @@ impl Keeper {
         escrow.dispute = None;
         escrow.outcome = Some(outcome.clone());
         ESCROWS.set(ctx.store, &id, &escrow)?;
-        for host in &outcome.hosts {
-            events::host_settled(ctx, id, host);
-            if notify {
-                self.hand_over(ctx, deps, &escrow, host)?;
+        if notify {
+            for host in &outcome.hosts {
+                self.hand_over(ctx, deps, id, &escrow, host)?;
             }
         }
         Ok(())
@@ -226,6 +225,7 @@ impl Keeper {
         &self,
         ctx: &mut Context<'_>,
         deps: &Deps<'_>,
+        id: EscrowId,
         escrow: &Escrow,
         host: &HostTally,
     ) -> Result<(), ModuleError> {
@@ -241,6 +241,7 @@ impl Keeper {
             released: host.released.saturating_add(host.drained),
             earned: host.cost,
         };
+        events::host_settled(ctx, id, &counts);
         deps.hooks.after_escrow_settled(ctx, &counts)
     }
 

@@ -30,13 +30,14 @@ impl CandidateTable {
         let mut drawn = Vec::with_capacity(usize::from(slots));
         while drawn.len() < usize::from(slots) {
             let mut number = stream.below(total)?;
-            let at = rows.iter().position(|(_, weight, _)| match number.checked_sub(u128::from(*weight)) {
-                Some(rest) => {
-                    number = rest;
-                    false
-                }
-                None => true,
-            })?;
+            let at =
+                rows.iter().position(|(_, weight, _)| match number.checked_sub(u128::from(*weight)) {
+                    Some(rest) => {
+                        number = rest;
+                        false
+                    }
+                    None => true,
+                })?;
             let (address, weight, held) = rows.get_mut(at)?;
             drawn.push(*address);
             *held = held.checked_add(1)?;

@@ -331,7 +331,8 @@ const V1: &str = include_str!("fixtures/state-v1.txt");
 /// Its app hash there.
 const V1_HASH: &str = "9f7af4725fe2697bbc28469916a8220c5e5fffee8987348bffb20d1a1d180625";
 
-/// A database as that version left it; x/gov, which it did not have, with a plan for height 102.
+/// A database as that version left it; x/gov, which it did not have, with a plan for height 102. x/escrow, which it did
+/// not have either, comes with the upgrade.
 fn v1_database(dir: &std::path::Path) {
     use crate::composition::Composition;
     use crate::state::{CommitStore, DiskStore, StateOptions};
@@ -341,7 +342,9 @@ fn v1_database(dir: &std::path::Path) {
         .map(|line| line.split_once(' ').unwrap())
         .map(|(key, value)| (hex::decode(key).unwrap(), Some(hex::decode(value).unwrap())))
         .collect();
-    let old_spaces: Vec<_> = crate::app::state_spaces().into_iter().filter(|space| *space != "gov").collect();
+    let new = ["gov", "escrow"];
+    let old_spaces: Vec<_> =
+        crate::app::state_spaces().into_iter().filter(|space| !new.contains(space)).collect();
     let as_it_was = crate::state::MemCommitStore::new(&old_spaces).unwrap();
     let prepared = as_it_was.prepare(100, &rows).unwrap();
     assert_eq!(hex::encode(prepared.app_hash()), V1_HASH, "the rows are those of the old chain");
@@ -357,7 +360,9 @@ fn v1_database(dir: &std::path::Path) {
     let gov = composition.modules().pop().unwrap();
     assert_eq!(gov.name(), "gov");
     gov.init_genesis(&mut ctx, &gov.default_genesis()).unwrap();
-    let versions: Vec<_> = composition.modules().iter().map(|m| (m.name().to_owned(), 1)).collect();
+    let stored = composition.modules();
+    let stored = stored.iter().filter(|m| m.name() != "escrow");
+    let versions: Vec<_> = stored.map(|m| (m.name().to_owned(), 1)).collect();
     holdfast_gov::Keeper.set_module_versions(&mut ctx, &versions).unwrap();
     let plan = holdfast_gov::Plan { name: "v2".into(), height: 102, info: String::new() };
     holdfast_gov::Keeper.plan_upgrade(&mut ctx, &plan).unwrap();
@@ -390,7 +395,10 @@ fn a_database_of_version_1_is_migrated_in_the_block_of_its_upgrade_and_goes_on()
     assert_eq!((params.collateral_per_weight, params.min_announce_blocks), (2, 2));
     assert_eq!((params.max_validators, params.max_validator_change_permille), (100, 200));
     let versions = holdfast_gov::Keeper.module_versions(store).unwrap();
-    assert!(versions.contains(&("participants".to_owned(), 2)), "{versions:?}");
+    for row in [("participants", 2), ("escrow", 1)] {
+        assert!(versions.contains(&(row.0.to_owned(), row.1)), "{versions:?}");
+    }
+    assert_eq!(holdfast_escrow::Keeper.params(store).unwrap(), holdfast_escrow::Params::default());
     // Votes weigh what the members of epoch 3 weigh, one number each.
     use holdfast_types::traits::VotingPower;
     let total = participants.total_power(store, &view.block).unwrap();

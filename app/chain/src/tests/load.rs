@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
+use holdfast_escrow::Status;
 use holdfast_proto::Any;
 use holdfast_proto::holdfast::breaker::v1::OverrideTo;
 use holdfast_proto::holdfast::inference::v1 as inference;
@@ -10,6 +11,7 @@ use holdfast_proto::holdfast::participants::v1 as participants;
 use holdfast_types::{Decimal12, ONE, ValidationParams};
 
 use super::net::*;
+use super::sessions::*;
 use crate::app::Moment;
 use crate::state::CommitStore;
 use crate::tx::pack;
@@ -63,12 +65,22 @@ pub(super) struct Load<S = crate::state::MemCommitStore> {
     waiting: Vec<(String, usize)>,
     windows: Vec<(usize, i64)>,
     next: u64,
+    /// Of escrows, so that they change nothing else.
+    escrow_rng: Rng,
 }
 
 impl Load {
     pub(super) fn new(seed: u64) -> Self {
         let net = Net::new(&spec());
-        Self { net, rng: Rng(seed), open: Vec::new(), waiting: Vec::new(), windows: Vec::new(), next: 0 }
+        Self {
+            net,
+            rng: Rng(seed),
+            open: Vec::new(),
+            waiting: Vec::new(),
+            windows: Vec::new(),
+            next: 0,
+            escrow_rng: Rng(seed ^ 0xe5c0),
+        }
     }
 }
 
@@ -130,6 +142,41 @@ impl<S: CommitStore> Load<S> {
             if self.rng.percent(60) {
                 self.waiting.push((id, executor));
             }
+        }
+    }
+
+    /// Escrows of up to four slots; of those that hold coins some are settled, some disputed, some left.
+    fn escrows(&mut self) {
+        let height = self.net.height() + 1;
+        let rng = &mut self.escrow_rng;
+        if rng.percent(25) {
+            let creator = self.net.gateway(rng.below(3));
+            let message =
+                create_escrow_msg(&creator, 1 + rng.below(4) as u32, 900 + rng.below(5_000) as u128);
+            self.net.push(&creator, vec![message]);
+        }
+        for escrow in [Status::Open, Status::Disputed].map(|status| self.net.escrows(status)).concat() {
+            let (settle, dispute) = (rng.percent(8), height >= escrow.expires_at && rng.percent(30));
+            if !settle && !dispute {
+                continue;
+            }
+            let end = |rng: &mut Rng| [End::Finished, End::Errored, End::Cancelled, End::Open][rng.below(4)];
+            let ends: Vec<End> = (0..rng.below(4)).map(|_| end(rng)).collect();
+            let config = &escrow.config;
+            // Below this not every diff can be paid for.
+            if config.amount < 1_500 {
+                continue;
+            }
+            let state = self.net.session(config, &ends);
+            let state = if settle { finalized(&state) } else { state };
+            let signed = self.net.signed(&state, config.slots.len() - usize::from(rng.percent(10)));
+            let by = match rng.below(10) {
+                0 => self.net.gateway(0),
+                1..6 => self.net.who(&config.creator),
+                _ => self.net.who(&config.slots[0]),
+            };
+            let message = if settle { settle_msg(&by, &signed) } else { dispute_msg(&by, &signed) };
+            self.net.push(&by, vec![message]);
         }
     }
 
@@ -246,6 +293,7 @@ impl<S: CommitStore> Load<S> {
     pub(super) fn step(&mut self) {
         self.answers();
         self.starts();
+        self.escrows();
         self.memberships();
         self.authority();
         self.bad_transactions();
@@ -297,6 +345,11 @@ fn the_load_reaches_what_it_is_for() {
         "EventCollateralDeposited",
         "EventCollateralWithdrawn",
         "EventEpochEnded",
+        "EventEscrowCreated",
+        "EventEscrowSettled",
+        "EventHostSettled",
+        "EventEscrowDisputed",
+        "EventEscrowExpired",
     ] {
         assert!(kinds.contains_key(name), "{name} never happens: {kinds:?}");
     }

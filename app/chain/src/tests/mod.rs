@@ -2,6 +2,7 @@
 
 mod breaker;
 mod docs;
+mod escrow;
 mod genesis;
 mod gov;
 mod load;
@@ -9,6 +10,7 @@ mod net;
 mod params;
 mod queries;
 mod replicas;
+mod sessions;
 mod transactions;
 mod views;
 mod what_if;

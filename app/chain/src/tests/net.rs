@@ -8,7 +8,7 @@ use holdfast_inference::CandidateTable;
 use holdfast_proto::cosmos::bank::v1beta1::MsgSend;
 use holdfast_proto::cosmos::base::v1beta1::Coin as PbCoin;
 use holdfast_proto::cosmos::gov::v1 as gov;
-use holdfast_proto::holdfast::{auth, bank, breaker, epochs, inference, participants};
+use holdfast_proto::holdfast::{auth, bank, breaker, epochs, escrow, inference, participants};
 use holdfast_proto::{Any, FieldMask, Message};
 use holdfast_store::{KvRead, Order};
 use holdfast_types::traits::{ParticipantsRead, Standing};
@@ -195,6 +195,18 @@ impl Spec {
         let params = holdfast_inference::Params { validation: self.validation.clone(), token_price };
         let state = inference::v1::GenesisState { params: Some(params.to_pb()), ..Default::default() };
         doc.set_module("inference", &state.encode_to_vec()).unwrap();
+
+        let params = holdfast_escrow::Params {
+            max_lifetime_blocks: 12,
+            dispute_window_blocks: 5,
+            ..holdfast_escrow::Params::default()
+        };
+        let state = escrow::v1::GenesisState {
+            params: Some(params.to_pb()),
+            next_escrow_id: 1,
+            ..escrow::v1::GenesisState::default()
+        };
+        doc.set_module("escrow", &state.encode_to_vec()).unwrap();
         doc
     }
 }
@@ -296,6 +308,10 @@ impl<S: CommitStore> Net<S> {
 
     pub(super) fn outsider(&self, i: usize) -> Who {
         self.outsiders[i].clone()
+    }
+
+    pub(super) fn everybody(&self) -> Vec<Who> {
+        [&self.gateways[..], &self.executors, &self.outsiders].concat()
     }
 
     pub(super) fn index_of(&self, address: &str) -> usize {
@@ -562,6 +578,18 @@ pub(super) fn finish_msg(executor: &Who, id: &str) -> Any {
         response_hash: vec![8; 32],
         prompt_tokens: 10,
         completion_tokens: 5,
+    })
+}
+
+/// An escrow whose gateway is its creator.
+pub(super) fn create_escrow_msg(creator: &Who, slots: u32, amount: u128) -> Any {
+    pack(&escrow::v1::MsgCreateEscrow {
+        creator: creator.bech32(),
+        gateway: creator.bech32(),
+        gateway_url: "http://127.0.0.1:8090".into(),
+        model: MODEL.into(),
+        amount: Some(pb_coin(amount)),
+        slots,
     })
 }
 

@@ -7,7 +7,7 @@ use holdfast_proto::cosmos::{
     auth::v1beta1 as auth, bank::v1beta1 as bank, gov::v1 as gov, upgrade::v1beta1 as upgrade,
 };
 use holdfast_proto::holdfast::{
-    breaker::v1 as breaker, epochs::v1 as epochs, inference::v1 as inference,
+    breaker::v1 as breaker, epochs::v1 as epochs, escrow::v1 as escrow, inference::v1 as inference,
     participants::v1 as participants,
 };
 use holdfast_types::{Address, Hrp, QueryKind, ValidationParams};
@@ -94,6 +94,14 @@ fn requests(net: &Net) -> BTreeMap<&'static str, Vec<u8>> {
         breaker::QueryBreakerSummaryRequest { model: model() }.encode_to_vec(),
     );
     add("/holdfast.breaker.v1.Query/Overrides", Vec::new());
+    add("/holdfast.escrow.v1.Query/Params", Vec::new());
+    add("/holdfast.escrow.v1.Query/Escrow", escrow::QueryEscrowRequest { escrow_id: 1 }.encode_to_vec());
+    add("/holdfast.escrow.v1.Query/Escrows", Vec::new());
+    let participant = net.executor(3).bech32();
+    add(
+        "/holdfast.escrow.v1.Query/EscrowsByParticipant",
+        escrow::QueryEscrowsByParticipantRequest { participant, ..Default::default() }.encode_to_vec(),
+    );
     add("/holdfast.participants.v1.Query/Validators", Vec::new());
     add("/cosmos.auth.v1beta1.Query/Params", Vec::new());
     let (proposal_id, proposer) = (1, net.executor(3).bech32());
@@ -139,6 +147,8 @@ fn busy() -> Net {
     );
     net.start("probe", 1);
     net.start("open", 3);
+    let creator = net.gateway(1);
+    net.push(&creator, vec![create_escrow_msg(&creator, 1, 50_000)]);
     net.good();
     assert_eq!([0, 1, 2, 3].map(|n| net.state(n)), ["R", "C", "X", "H"]);
     net

@@ -251,7 +251,8 @@ fn escrow_counts_are_judged_with_the_block_and_settle_no_probe() {
                 let stamp = holdfast_types::traits::Stamp { epoch, generation, evidence: true };
                 let (assigned, released, earned) = (ok + missed, 0, 0);
                 let model = MODEL.to_owned();
-                let counts = EscrowCounts { model, participant, stamp, assigned, ok, missed, released, earned };
+                let counts =
+                    EscrowCounts { model, participant, stamp, assigned, ok, missed, released, earned };
                 composition.with(|hooks| hooks.breaker().after_escrow_settled(ctx, &counts)).unwrap();
             }
         }));

@@ -65,13 +65,41 @@ pub enum Input {
         /// Direction and end.
         forced: Option<Forced>,
     },
+    /// An escrow took the stamps of its owners.
+    Stamped {
+        /// Its id.
+        escrow_id: u64,
+        /// Model.
+        model: String,
+        /// Owners of its slots.
+        owners: Vec<Address>,
+    },
+    /// An escrow was paid: the counts of one owner.
+    Counts {
+        /// Its id.
+        escrow_id: u64,
+        /// Model.
+        model: String,
+        /// The owner.
+        participant: Address,
+        /// The stamp of its creation; used when that lies before the record.
+        stamp: Stamp,
+        /// Answered.
+        ok: u64,
+        /// Missed, or failed by its own report.
+        missed: u64,
+    },
 }
 
 impl Input {
     /// The model it is about.
     pub fn model(&self) -> &str {
         match self {
-            Self::Start { model, .. } | Self::Outcome { model, .. } | Self::Override { model, .. } => model,
+            Self::Start { model, .. }
+            | Self::Outcome { model, .. }
+            | Self::Override { model, .. }
+            | Self::Stamped { model, .. }
+            | Self::Counts { model, .. } => model,
         }
     }
 }
@@ -87,6 +115,7 @@ pub struct Transition {
 
 const BREAKER: &str = "holdfast.breaker.v1.";
 const INFERENCE: &str = "holdfast.inference.v1.";
+const ESCROW: &str = "holdfast.escrow.v1.";
 
 impl Transition {
     /// The transition that `event` tells of, without what the block adds to every event.
@@ -306,6 +335,9 @@ fn read(
     let address = |name: &str| {
         Address::parse(&attribute(name)?, hrp).map_err(|e| format!("event {}: {name}: {e}", event.kind))
     };
+    let number = |name: &str| -> Result<u64, String> {
+        attribute(name)?.parse().map_err(|e| format!("{}: {name}: {e}", event.kind))
+    };
     if let Some(name) = event.kind.strip_prefix(INFERENCE) {
         let verdict = match name {
             "EventInferenceStarted" => None,
@@ -320,9 +352,7 @@ fn read(
             items.push(if at_end { Item::HeardAfter(input) } else { Item::Heard(input) });
             return Ok(());
         };
-        let number =
-            |name: &str| attribute(name)?.parse().map_err(|e| format!("{}: {name}: {e}", event.kind));
-        let epoch: u64 = number("epoch")?;
+        let epoch = number("epoch")?;
         let generation = u32::try_from(number("generation")?).map_err(|e| e.to_string())?;
         let stamp = Stamp { epoch, generation, evidence: attribute("evidence")? == "true" };
         // At the end of a block, expiry comes before the judge; what messages cause comes with governance, after it.
@@ -337,6 +367,34 @@ fn read(
         };
         items.push(if at_end && by_message { Item::HeardAfter(input) } else { Item::Heard(input) });
         return Ok(());
+    }
+    match event.kind.strip_prefix(ESCROW) {
+        Some("EventEscrowCreated") => {
+            let escrow_id = number("escrow_id")?;
+            let escrow = holdfast_escrow::Keeper.escrow(after, escrow_id).map_err(|e| e.to_string())?;
+            let escrow = escrow.ok_or_else(|| format!("escrow {escrow_id} was created but has no record"))?;
+            let owners = escrow.stamps.into_iter().map(|(owner, _)| owner).collect();
+            let input = Input::Stamped { escrow_id, model: escrow.config.model, owners };
+            items.push(if at_end { Item::HeardAfter(input) } else { Item::Heard(input) });
+            return Ok(());
+        }
+        Some("EventHostSettled") => {
+            let generation = u32::try_from(number("generation")?).map_err(|e| e.to_string())?;
+            let evidence = attribute("evidence")? == "true";
+            let input = Input::Counts {
+                escrow_id: number("escrow_id")?,
+                model: attribute("model")?,
+                participant: address("participant")?,
+                stamp: Stamp { epoch: number("epoch")?, generation, evidence },
+                ok: number("completed")?,
+                missed: number("missed")?,
+            };
+            // At the end of a block disputes are paid before the judge; nobody but their parties brings settlements.
+            items.push(Item::Heard(input));
+            return Ok(());
+        }
+        Some(_) => return Ok(()),
+        None => {}
     }
     let Some(transition) = Transition::of(event) else { return Ok(()) };
     let forced = match transition.name.as_str() {

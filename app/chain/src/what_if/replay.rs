@@ -6,8 +6,8 @@ use holdfast_breaker::state::{DUE, ENTRIES, MODEL_TALLIES, OVERRIDES, TRIP_RINGS
 use holdfast_breaker::{Keeper, MsgSetBreakerOverride, keys};
 use holdfast_store::{KvRead, MemKv, StoreError};
 use holdfast_types::traits::{
-    Admission, BreakerGate, Eligibility, EligibilityHooks, GroupTotals, InferenceHooks, InferenceOutcome,
-    InferenceStarted, ParticipantsRead, Stamp, Standing, StartAttempt,
+    Admission, BreakerGate, Eligibility, EligibilityHooks, EscrowCounts, EscrowHooks, GroupTotals,
+    InferenceHooks, InferenceOutcome, InferenceStarted, ParticipantsRead, Stamp, Standing, StartAttempt,
 };
 use holdfast_types::{Address, BlockContext, Context, Event, Hrp, ModuleError, ValidationParams};
 
@@ -86,6 +86,8 @@ pub(super) struct Replay {
     of_model: String,
     /// Stamps that this replay gave to work which is still open.
     open: BTreeMap<String, Stamp>,
+    /// Stamps that this replay gave to owners of escrows which are not paid yet.
+    escrows: BTreeMap<(u64, Address), Stamp>,
     pub(super) tracks: Tracks,
 }
 
@@ -100,6 +102,7 @@ impl Replay {
             block,
             of_model: of_model.to_owned(),
             open: BTreeMap::new(),
+            escrows: BTreeMap::new(),
             tracks: Tracks::new(hrp.clone()),
         };
         if let Some(checkpoint) = &head.checkpoint {
@@ -268,6 +271,26 @@ impl Replay {
                     until_block: forced.map_or(0, |forced| forced.until_block),
                 };
                 self.run(made, |breaker, ctx| Ok(breaker.set_override(ctx, &msg)?))
+            }
+            Input::Stamped { escrow_id, model, owners } => {
+                for owner in owners {
+                    let stamp = Keeper::new(&self.group).stamp(&self.store, &self.block, model, owner)?;
+                    self.escrows.insert((*escrow_id, *owner), stamp);
+                }
+                Ok(())
+            }
+            Input::Counts { escrow_id, model, participant, stamp, ok, missed } => {
+                let counts = EscrowCounts {
+                    model: model.clone(),
+                    participant: *participant,
+                    stamp: self.escrows.remove(&(*escrow_id, *participant)).unwrap_or(*stamp),
+                    assigned: ok.saturating_add(*missed),
+                    ok: *ok,
+                    missed: *missed,
+                    released: 0,
+                    earned: 0,
+                };
+                self.run(made, |breaker, ctx| breaker.after_escrow_settled(ctx, &counts))
             }
         }
     }

@@ -89,7 +89,13 @@ impl Tracks {
 
     pub(super) fn heard(&mut self, input: &Input) {
         match input {
-            Input::Override { .. } => {}
+            Input::Override { .. } | Input::Stamped { .. } => {}
+            Input::Counts { model, participant, ok, missed, .. } => {
+                let track = self.pairs.entry((model.clone(), *participant)).or_default();
+                track.given = track.given.saturating_add(*ok).saturating_add(*missed);
+                track.finished = track.finished.saturating_add(*ok);
+                track.missed = track.missed.saturating_add(*missed);
+            }
             Input::Start { id, model, executor, .. } => {
                 let pair = (model.clone(), *executor);
                 let track = self.pairs.entry(pair.clone()).or_default();

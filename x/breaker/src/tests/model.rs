@@ -191,17 +191,16 @@ impl Circuit for Real {
     }
 
     fn escrow_counts(&mut self, model: &str, p: &RawAddress, s: ModelStamp, ok: u64, missed: u64) {
-        let counts =
-            EscrowCounts {
-                model: model.into(),
-                participant: Address(*p),
-                stamp: stamp(s),
-                assigned: ok + missed,
-                ok,
-                missed,
-                released: 0,
-                earned: 0,
-            };
+        let counts = EscrowCounts {
+            model: model.into(),
+            participant: Address(*p),
+            stamp: stamp(s),
+            assigned: ok + missed,
+            ok,
+            missed,
+            released: 0,
+            earned: 0,
+        };
         self.run(|k, ctx| k.after_escrow_settled(ctx, &counts)).unwrap();
     }
 

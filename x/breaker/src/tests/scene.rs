@@ -244,7 +244,16 @@ impl Scene {
 
     pub(super) fn escrow(&mut self, n: u8, stamp: Stamp, ok: u64, missed: u64) {
         let (assigned, participant) = (ok + missed, addr(n));
-        let counts = EscrowCounts { model: M.into(), participant, stamp, assigned, ok, missed, released: 0, earned: 0 };
+        let counts = EscrowCounts {
+            model: M.into(),
+            participant,
+            stamp,
+            assigned,
+            ok,
+            missed,
+            released: 0,
+            earned: 0,
+        };
         self.run(|k, ctx| k.after_escrow_settled(ctx, &counts)).unwrap();
     }
 

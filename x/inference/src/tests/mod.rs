@@ -3,6 +3,7 @@
 mod codes;
 mod conservation;
 mod draw;
+mod group;
 mod life;
 mod params;
 mod queries;
