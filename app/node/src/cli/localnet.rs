@@ -20,7 +20,7 @@ use crate::localnet::{LocalnetConfig, Node, Sender};
 #[derive(Debug, clap::Args)]
 pub(crate) struct LocalnetArgs {
     /// Folder of the network; a new or empty one gets a new network, else it goes on
-    #[arg(value_name = "DIR", required_unless_present = "gateway", conflicts_with = "gateway")]
+    #[arg(value_name = "DIR", required_unless_present = "gateway")]
     dir: Option<PathBuf>,
     #[command(flatten)]
     gateway: GatewayArgs,
@@ -83,6 +83,10 @@ fn find_cometbft(given: Option<&Path>) -> Result<PathBuf> {
 
 pub(crate) fn run(args: &LocalnetArgs, words: &[String]) -> Result<()> {
     if args.gateway.gateway {
+        if let Some(dir) = &args.dir {
+            let text = format!("{}: --gateway makes its own network; give its folder with --home", dir.display());
+            return Err(fail(15, "DIR", text));
+        }
         return localnet_gateway::run(args, &args.gateway, words);
     }
     let dir = args.dir.as_deref().ok_or_else(|| fail(14, "DIR", "give a folder"))?;

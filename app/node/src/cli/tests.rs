@@ -1263,7 +1263,7 @@ fn unknown_commands_list_those_that_exist() {
     run(&["query", "inference", "get-random"]).refused(11, &["get-random-executor", "sprt"]);
     run(&["frobnicate"]).refused(
         11,
-        &["init, start, devnet, testnet, localnet, worker, host, infer, generate, matrix, keys"],
+        &["init, start, devnet, testnet, localnet, worker, host, infer, gateway, generate, matrix, keys"],
     );
     let (help, exit) = run(&["tx"]).failure.unwrap();
     assert!(help.contains("inference") && exit == 2);
@@ -1432,7 +1432,7 @@ fn a_gateways_network_is_refused_before_anything_runs() {
         fs::write(at(file), "x").unwrap();
     }
     run(&["localnet"]).refused(14, &["<DIR>", "localnet --help"]);
-    run(&["localnet", "x", "--gateway"]).refused(15, &["--gateway"]);
+    run(&["localnet", "x", "--gateway"]).refused(15, &["DIR", "--gateway", "--home"]);
     run(&["localnet", "x", "--hosts", "3"]).refused(14, &["--gateway"]);
     let net = |more: &[&str]| run(&[&["localnet", "--gateway"], more].concat());
     net(&["--home", &at("full")]).refused(22, &["full", "empty folder"]);
