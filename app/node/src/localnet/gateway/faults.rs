@@ -48,7 +48,7 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// As `holdfastd host --fault` takes it.
+    /// As `holdfastd host --drill` takes it.
     #[must_use]
     pub fn of_host(&self) -> String {
         match self.kind {

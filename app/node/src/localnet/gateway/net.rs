@@ -125,7 +125,7 @@ impl<'a> Net<'a> {
         }
         let fault = self.plan.faults.iter().find(|fault| fault.host == index);
         if let Some(fault) = fault.filter(|_| faulty) {
-            args.extend(["--fault".into(), fault.of_host()]);
+            args.extend(["--drill".into(), fault.of_host()]);
         }
         args.extend(self.plan.host_args.iter().cloned());
         args
