@@ -19,6 +19,8 @@ mod journal;
 mod machine;
 mod requests;
 mod settle;
+#[cfg(test)]
+pub(crate) mod tests;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};

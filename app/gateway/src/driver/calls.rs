@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_app::keys::SecretKey;
-use holdfast_host::{auth, wire};
+use holdfast_host::{client, wire};
 use holdfast_proto::Message;
 use holdfast_proto::holdfast::host::v1 as pb;
 use holdfast_proto::holdfast::host::v1::host_client::HostClient;
 use holdfast_types::Address;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
-use tonic::metadata::{AsciiMetadataValue, MetadataValue};
+use tonic::metadata::AsciiMetadataValue;
 use tonic::transport::Channel;
 use tonic::{Request, Status};
 
@@ -40,17 +40,13 @@ pub(super) struct Caller {
 }
 
 impl Caller {
-    /// A request with its metadata. One without diffs is signed.
+    /// A request; one without diffs, which would speak for us, is signed.
     fn request<T: Message>(&self, escrow_id: u64, method: &str, sign: bool, body: T) -> Request<T> {
-        let credential = sign.then(|| {
-            let now = self.clock.now().unix_ms;
-            auth::sign(&self.key, &self.chain_id, escrow_id, method, &body, now)
-        });
-        let mut request = Request::new(body);
-        if let Some(credential) = credential {
-            request.metadata_mut().insert_bin(auth::METADATA, MetadataValue::from_bytes(&credential));
+        if !sign {
+            return Request::new(body);
         }
-        request
+        let now_ms = self.clock.now().unix_ms;
+        client::signed(&self.key, &self.chain_id, escrow_id, method, body, now_ms)
     }
 
     fn client(&self, channel: Channel) -> HostClient<Channel> {

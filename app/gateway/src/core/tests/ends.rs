@@ -168,10 +168,8 @@ fn a_session_whose_nonces_are_used_up_ends_itself_in_time() {
     for _ in 0..30 {
         let id = world.ask();
         world.run(200);
-        refused |= matches!(
-            world.clients[&id].last(),
-            Some(ClientEvent::Failed(RequestError::EscrowExhausted))
-        );
+        refused |=
+            matches!(world.clients[&id].last(), Some(ClientEvent::Failed(RequestError::EscrowExhausted)));
     }
     assert!(refused);
     world.run(300_000);

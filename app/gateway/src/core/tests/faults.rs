@@ -80,7 +80,9 @@ fn a_failed_commit_changes_nothing_sends_nothing_and_the_restart_goes_on() {
         assert_eq!(world.hosts.values().map(|host| host.infers).sum::<u64>(), infers);
         let other = world.ask();
         assert_eq!(world.clients[&other].last(), Some(&ClientEvent::Failed(RequestError::Storage)));
-        assert!(world.clients.get(&id).is_none_or(|e| !matches!(e.last(), Some(ClientEvent::Dispatched { .. }))));
+        assert!(
+            world.clients.get(&id).is_none_or(|e| !matches!(e.last(), Some(ClientEvent::Dispatched { .. })))
+        );
         world.run(5_000);
         world.restart(false);
         let expected = before.nonce + u64::from(fault == Fault::CrashAfter);

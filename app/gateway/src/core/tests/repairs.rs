@@ -25,10 +25,10 @@ fn a_signed_mismatch_withholds_at_once_and_the_request_is_served_by_another() {
     let flag = world.core.flag(&world.names[2]).unwrap();
     assert_eq!((flag.diverged_nonce, flag.generation), (2, 1));
     assert!(world.finished(2));
-    assert_eq!(world.stages[..2], [
-        "escrow_participant_state_blocked",
-        "escrow_participant_state_repair_started"
-    ]);
+    assert_eq!(
+        world.stages[..2],
+        ["escrow_participant_state_blocked", "escrow_participant_state_repair_started"]
+    );
     let infers = world.host(2).infers;
     for _ in 0..30 {
         let id = world.ask();
@@ -85,7 +85,15 @@ fn a_host_that_keeps_its_fork_stays_flagged_is_given_up_and_then_charged() {
         world.ask();
         world.run(50);
     }
-    let ghosts = world.core.status().participants.iter().find(|p| p.address == world.names[2]).unwrap().counters.ghosts;
+    let ghosts = world
+        .core
+        .status()
+        .participants
+        .iter()
+        .find(|p| p.address == world.names[2])
+        .unwrap()
+        .counters
+        .ghosts;
     assert!(ghosts >= 2);
     assert_eq!(world.host(2).infers, infers);
     // The ghosts end as misses of that host.
@@ -254,10 +262,7 @@ fn one_fork_against_two_honest_hosts_does_not_stop_us_but_two_of_three_do() {
     world.run(2_000);
     assert!(world.core.status().self_suspect, "{:?}", world.field("escrow_census", "verdict"));
     let id = world.ask();
-    assert_eq!(
-        world.clients[&id].last(),
-        Some(&ClientEvent::Failed(crate::core::RequestError::SelfSuspect))
-    );
+    assert_eq!(world.clients[&id].last(), Some(&ClientEvent::Failed(crate::core::RequestError::SelfSuspect)));
     // They come to their senses: a quorum signs our root, and the doubt ends.
     for index in [1, 2] {
         world.host(index).wipe();

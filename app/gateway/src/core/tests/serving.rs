@@ -19,10 +19,7 @@ fn a_request_is_dispatched_streamed_and_its_finish_is_published_without_traffic(
     let id = world.ask();
     world.run(50);
     let events = &world.clients[&id];
-    assert_eq!(
-        events[0],
-        ClientEvent::Dispatched { nonce: 1, executor: world.names[1], slot: 1 },
-    );
+    assert_eq!(events[0], ClientEvent::Dispatched { nonce: 1, executor: world.names[1], slot: 1 },);
     let text: String = events
         .iter()
         .filter_map(|event| match event {
@@ -130,7 +127,8 @@ fn a_cancellation_that_we_did_not_ask_for_is_not_taken() {
         let signed = holdfast_escrow::session::digest::error(&terms.chain_id, 7, 1, 1, 8, 0, 0);
         host.key.sign_recoverable(signed)
     };
-    let tx = holdfast_escrow::session::Tx::ReportError { id: 1, kind: 8, input_tokens: 0, output_tokens: 0, sig };
+    let tx =
+        holdfast_escrow::session::Tx::ReportError { id: 1, kind: 8, input_tokens: 0, output_tokens: 0, sig };
     assert!(!world.core.intake(&tx.to_bytes()));
 }
 
@@ -184,7 +182,8 @@ fn a_throttled_host_is_pinged_and_charged_only_after_a_failed_ping_and_comes_bac
         world.ask();
         world.run(300);
     }
-    let counters = world.core.status().participants.iter().find(|p| p.address == world.names[1]).unwrap().counters;
+    let counters =
+        world.core.status().participants.iter().find(|p| p.address == world.names[1]).unwrap().counters;
     assert!(counters.ghosts >= 1, "{counters:?}");
     assert!(world.core.open_starts().any(|(_, kind)| kind == StartKind::GhostThrottled));
     world.host(1).serves = Serves::Well;
@@ -284,7 +283,13 @@ fn a_thousand_deltas_cost_no_look_at_the_other_streams() {
     world.host(1).serves = Serves::Slow;
     world.ask();
     world.run(50);
-    let call_id = *world.core.calls.iter().find(|(_, (_, p))| matches!(p, crate::core::Purpose::Infer { .. })).unwrap().0;
+    let call_id = *world
+        .core
+        .calls
+        .iter()
+        .find(|(_, (_, p))| matches!(p, crate::core::Purpose::Infer { .. }))
+        .unwrap()
+        .0;
     let delta = holdfast_proto::holdfast::host::v1::Delta { index: 2, text: "x".into(), token_ids: vec![3] };
     let event = holdfast_proto::holdfast::host::v1::infer_response::Event::Delta(delta);
     let now = world.now();

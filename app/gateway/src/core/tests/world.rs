@@ -16,8 +16,8 @@ use pb::infer_response::Event as Item;
 use sha2::{Digest, Sha256};
 
 use crate::core::{
-    CallError, CallId, ClientEvent, Effect, Event, GatewayConfig, GatewayCore, HostCall, HostReply, LogLine, Now,
-    PermitPool, RequestId, UserRequest,
+    CallError, CallId, ClientEvent, Effect, Event, GatewayConfig, GatewayCore, HostCall, HostReply, LogLine,
+    Now, PermitPool, RequestId, UserRequest,
 };
 
 pub(super) const START_MS: u64 = 1_000;
@@ -130,7 +130,8 @@ impl Host {
                 };
                 return Err(CallError::Host(Box::new(error)));
             }
-            let other = self.fork_at.filter(|at| diff.nonce >= *at).map(|_| Hash::from(Sha256::digest(b"other")));
+            let other =
+                self.fork_at.filter(|at| diff.nonce >= *at).map(|_| Hash::from(Sha256::digest(b"other")));
             let result = match other {
                 Some(root) => Err(root),
                 None => match apply(&state, &diff) {
@@ -150,8 +151,7 @@ impl Host {
                 }
                 Err(root) => {
                     let id = diff.digest(&terms.chain_id);
-                    let signed =
-                        digest::refusal(&terms.chain_id, terms.escrow_id, diff.nonce, &id, &root);
+                    let signed = digest::refusal(&terms.chain_id, terms.escrow_id, diff.nonce, &id, &root);
                     let error = pb::EscrowError {
                         code: Code::RootMismatch as i32,
                         nonce: diff.nonce,
@@ -224,8 +224,7 @@ impl Host {
     fn finish(&mut self, terms: &FrozenConfig, id: u64, text: &str) -> Tx {
         let slot = terms.executor_slot(id);
         let response_hash: Hash = Sha256::digest(text.as_bytes()).into();
-        let signed =
-            digest::finish(&terms.chain_id, terms.escrow_id, id, slot, 3, 2, &response_hash);
+        let signed = digest::finish(&terms.chain_id, terms.escrow_id, id, slot, 3, 2, &response_hash);
         let sig = self.key.sign_recoverable(signed);
         let tx = Tx::FinishInference { id, input_tokens: 3, output_tokens: 2, response_hash, sig };
         self.pending.push(tx.clone());
@@ -293,8 +292,13 @@ impl Host {
                 Ok(HostReply::GetPending(pb::GetPendingResponse { txs }))
             }
             HostCall::GetDiffs(request) => {
-                let diffs =
-                    self.log.iter().skip(request.from as usize - 1).take(request.max as usize).cloned().collect();
+                let diffs = self
+                    .log
+                    .iter()
+                    .skip(request.from as usize - 1)
+                    .take(request.max as usize)
+                    .cloned()
+                    .collect();
                 Ok(HostReply::GetDiffs(pb::GetDiffsResponse { diffs }))
             }
             HostCall::VoteTimeout(request) => match self.teach(terms, &request.diffs) {
@@ -625,7 +629,9 @@ impl World {
     }
 
     pub(super) fn finished(&self, id: RequestId) -> bool {
-        self.clients.get(&id).is_some_and(|events| matches!(events.last(), Some(ClientEvent::Finished { .. })))
+        self.clients
+            .get(&id)
+            .is_some_and(|events| matches!(events.last(), Some(ClientEvent::Finished { .. })))
     }
 
     pub(super) fn outcomes(&self, index: usize) -> [u32; 6] {
