@@ -7,21 +7,29 @@ use std::time::Duration;
 use holdfast_app::grpc::GrpcChannel;
 use holdfast_app::keys::SecretKey;
 use holdfast_app::tx::TxBuilder;
+use holdfast_escrow::config_from_pb;
 use holdfast_proto::cosmos::auth::v1beta1::{BaseAccount, QueryAccountRequest, QueryAccountResponse};
 use holdfast_proto::cosmos::base::tendermint::v1beta1::{
     GetLatestBlockRequest, GetLatestBlockResponse, GetNodeInfoRequest, GetNodeInfoResponse,
 };
 use holdfast_proto::cosmos::tx::v1beta1::{BroadcastMode, BroadcastTxRequest, BroadcastTxResponse};
+use holdfast_proto::holdfast::escrow::v1::{
+    EscrowStatus as PbStatus, QueryEscrowRequest, QueryEscrowResponse,
+};
 use holdfast_proto::holdfast::inference::v1::{Inference, QueryInferenceRequest, QueryInferenceResponse};
 use holdfast_proto::holdfast::participants::v1::{
     Participant, QueryParticipantRequest, QueryParticipantResponse,
 };
 use holdfast_proto::{Any, decode_strict};
-use holdfast_types::{Coin, Hrp};
+use holdfast_types::{Address, Coin, Hrp};
 use tonic::{Code, Status};
+
+use crate::escrows::{EscrowInfo, EscrowSource};
+use crate::session::{EscrowStatus, Terms};
 
 const INFERENCE: &str = "/holdfast.inference.v1.Query/Inference";
 const PARTICIPANT: &str = "/holdfast.participants.v1.Query/Participant";
+const ESCROW: &str = "/holdfast.escrow.v1.Query/Escrow";
 const ACCOUNT: &str = "/cosmos.auth.v1beta1.Query/Account";
 const LATEST_BLOCK: &str = "/cosmos.base.tendermint.v1beta1.Service/GetLatestBlock";
 const NODE_INFO: &str = "/cosmos.base.tendermint.v1beta1.Service/GetNodeInfo";
@@ -106,7 +114,11 @@ impl GrpcChain {
     /// # Errors
     /// [`ChainError`].
     pub async fn participant(&self) -> Result<Option<Participant>, ChainError> {
-        let request = QueryParticipantRequest { participant: self.key.address().to_bech32(&self.hrp) };
+        self.participant_of(self.key.address()).await
+    }
+
+    async fn participant_of(&self, address: Address) -> Result<Option<Participant>, ChainError> {
+        let request = QueryParticipantRequest { participant: address.to_bech32(&self.hrp) };
         match self.channel.unary::<_, QueryParticipantResponse>(PARTICIPANT, &request, None).await {
             Ok((answer, _)) => Ok(answer.participant),
             Err(status) if status.code() == Code::NotFound => Ok(None),
@@ -196,6 +208,41 @@ impl Chain for GrpcChain {
                 }
             }
             Ok(sent)
+        })
+    }
+}
+
+impl EscrowSource for GrpcChain {
+    fn escrow(&self, escrow_id: u64) -> ChainFuture<'_, Option<EscrowInfo>> {
+        Box::pin(async move {
+            let request = QueryEscrowRequest { escrow_id };
+            let answer = match self.channel.unary::<_, QueryEscrowResponse>(ESCROW, &request, None).await {
+                Ok((answer, _)) => answer,
+                Err(status) if status.code() == Code::NotFound => return Ok(None),
+                Err(status) => return Err(refused(status)),
+            };
+            let odd = |what: String| ChainError::Unreachable(format!("{ESCROW}: {what}"));
+            let escrow = answer.escrow.ok_or_else(|| odd("an answer without an escrow".into()))?;
+            let status = match escrow.status() {
+                PbStatus::Open | PbStatus::Disputed => EscrowStatus::Open,
+                PbStatus::Settled | PbStatus::Expired => EscrowStatus::Closed,
+                PbStatus::Unspecified => return Err(odd("an escrow without a status".into())),
+            };
+            let config = escrow.config.ok_or_else(|| odd("an escrow without terms".into()))?;
+            let config = config_from_pb(&config, &self.hrp).map_err(|error| odd(error.to_string()))?;
+            // Both sides must read the terms alike before a diff is signed over them.
+            if config.digest()[..] != answer.config_digest {
+                return Err(odd("the terms do not have the digest that the chain gives".into()));
+            }
+            let terms = Terms { config, status };
+            Ok(Some(EscrowInfo { terms, gateway_url: escrow.gateway_url }))
+        })
+    }
+
+    fn host_url(&self, participant: Address) -> ChainFuture<'_, Option<String>> {
+        Box::pin(async move {
+            let found = self.participant_of(participant).await?;
+            Ok(found.map(|found| found.host_url).filter(|url| !url.is_empty()))
         })
     }
 }

@@ -378,7 +378,7 @@ async fn a_kill_in_the_middle_of_a_run_is_reported_by_the_next_process_and_never
     let read = read(process.infer(&gateway, 1).await.unwrap()).await;
     assert!(read.text.is_empty() && matches!(read.end, Event::Failed(_)));
     // An empty store of sessions does not make it run again either: the ledger knows.
-    process.host.drain(LIMIT, LIMIT).await;
+    assert!(process.host.drain(LIMIT, LIMIT).await, "nothing is left to mark");
     world.kill(process).await;
     world.db = MemDb::new();
     let process = world.start().await;

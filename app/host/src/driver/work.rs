@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use holdfast_escrow::session::Tx;
 use holdfast_proto::holdfast::host::v1 as pb;
+use holdfast_proto::holdfast::host::v1::escrow_error::Code as Cause;
 use holdfast_proto::holdfast::host::v1::infer_response::Event;
 use holdfast_proto::holdfast::runner::v1::FailureKind as PbKind;
 use holdfast_runner::adapter::SessionId;
 use holdfast_runner::runner::{Generation, SubmitError};
-use holdfast_runner::{Cause, FailureKind, WorkStatus};
+use holdfast_runner::{Cause as EndedBy, FailureKind, WorkStatus};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::{sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
@@ -161,7 +162,7 @@ impl Sessions {
         // From here on it runs to its end, whoever listens.
         generation.detach();
         if work.tape.has_ended() {
-            generation.cancel(Cause::Client);
+            generation.cancel(EndedBy::Client);
         }
         let pumped = pump(generation, &work.tape, self.shared.codec.as_ref(), &ready.stop).await;
         let Some(outcome) = pumped.outcome else { return failure(FailureKind::WorkerDeath) };
@@ -215,6 +216,13 @@ impl Sessions {
                     break;
                 }
                 Ok(None) => break,
+                // Settled meanwhile: nobody wants it any more.
+                Err(error) if wire::escrow_error(&error).code() != Cause::Unavailable => {
+                    tracing::warn!(escrow = escrow_id, inference = id, %error, "an outcome that came too late");
+                    let session = SessionId::new(&self.shared.chain_id, escrow_id, &id.to_string());
+                    self.mark(session, escrow_id).await;
+                    break;
+                }
                 Err(error) => {
                     tracing::error!(escrow = escrow_id, inference = id, attempt, %error, "an outcome cannot be kept");
                     sleep(pause).await;
@@ -303,7 +311,7 @@ impl Sessions {
         {
             let runner = self.shared.runner.clone();
             // The reply does not wait for the shards.
-            tokio::spawn(async move { drop(runner.cancel(work.session, Cause::Client).await) });
+            tokio::spawn(async move { drop(runner.cancel(work.session, EndedBy::Client).await) });
         }
         Ok(step.reply)
     }
@@ -353,6 +361,34 @@ impl Sessions {
             };
             tracing::info!(escrow = escrow_id, inference = id, ?end, "left by the last process");
             self.settle(escrow_id, id, end, None).await;
+        }
+        self.mark_left(reports.into_keys().collect()).await;
+    }
+
+    /// Records whose outcome was kept while the mark was not. One that no session here knows, because its store is gone, is
+    /// not forgotten by the ledger: it keeps the inference from being run again.
+    async fn mark_left(&self, sessions: Vec<SessionId>) {
+        let Ok(escrows) = self.core(|core| Ok(core.known())).await else { return };
+        for report in self.shared.runner.unsubmitted().await.unwrap_or_default() {
+            let (session, name) = (report.record.key.session, report.inference_id);
+            let is_of =
+                |escrow_id: &&u64| SessionId::new(&self.shared.chain_id, **escrow_id, &name) == session;
+            if !sessions.contains(&session) || is_of(&&0) {
+                continue;
+            }
+            let known = escrows.iter().find(is_of).copied().zip(name.parse().ok());
+            match known {
+                Some((escrow_id, id)) => {
+                    let over = move |core: &mut HostCore| {
+                        let live = core.escrows().contains(&escrow_id);
+                        Ok(!live || core.ended(escrow_id, id)?.is_some())
+                    };
+                    if let Ok(true) = self.core(over).await {
+                        self.mark(session, escrow_id).await;
+                    }
+                }
+                None => drop(self.shared.runner.mark_submitted(report.record.key, "unknown session").await),
+            }
         }
     }
 }

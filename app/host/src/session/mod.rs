@@ -199,6 +199,12 @@ impl HostCore {
         live.map(|(escrow_id, _)| *escrow_id).collect()
     }
 
+    /// Escrows that were ever bound here.
+    #[must_use]
+    pub fn known(&self) -> Vec<u64> {
+        self.rows.keys().copied().collect()
+    }
+
     /// Terms of a session that was bound here.
     #[must_use]
     pub fn terms(&self, escrow_id: u64) -> Option<&FrozenConfig> {

@@ -1,6 +1,8 @@
 //! `holdfastd host`: an executor's service, and `holdfastd infer`, which asks one.
 
-use std::io::Read as _;
+mod infer;
+mod sessions;
+
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,12 +10,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use holdfast_app::keys::SecretKey;
-use holdfast_host::body::BODY_MAX;
 use holdfast_host::chain::{ChainError, GrpcChain};
-use holdfast_host::{Host, HostConfig, Pace, client, owner, server};
-use holdfast_proto::holdfast::host::v1 as pb;
-use holdfast_proto::holdfast::host::v1::serve_response::Event;
-use holdfast_proto::holdfast::runner::v1::FailureKind as PbKind;
+use holdfast_host::session::rules::Drill;
+use holdfast_host::{Host, HostConfig, Pace, owner, server};
 use holdfast_runner::ledger::{FileStore, LedgerConfig, LedgerError};
 use holdfast_runner::worker::{
     ParticipantWorker, RemoteLimits, RemotePool, WorkerAddress, from_participant, from_urls,
@@ -26,11 +25,12 @@ use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
-use tonic::Code;
 use tracing_subscriber::EnvFilter;
 
+pub(crate) use infer::{InferArgs, infer};
+
 use super::backend::{self, BackendArgs, Opened};
-use super::error::{fail, io_failure};
+use super::error::fail;
 use super::files::{Home, HomeArgs};
 use super::keys::{Keyring, PrefixArgs};
 use super::output::{Format, Io};
@@ -77,6 +77,18 @@ pub(crate) struct HostArgs {
     /// Longest answer in tokens, whatever was paid for
     #[arg(long, value_name = "N", default_value = "4096", value_parser = values::max_tokens)]
     max_tokens: u32,
+    /// Folder of the replicas of escrow sessions [default: data/sessions in the home folder]
+    #[arg(long, env = "HOLDFASTD_SESSIONS", value_name = "DIR")]
+    sessions: Option<PathBuf>,
+    /// Let the gateway of an escrow drop the replica of its session, so that one that has parted from the others can be taught anew
+    #[arg(long, env = "HOLDFASTD_ALLOW_RESET")]
+    allow_reset: bool,
+    /// Sign states even while the gateway leaves this host's transactions out
+    #[arg(long, env = "HOLDFASTD_NO_WITHHOLD")]
+    no_withhold: bool,
+    /// Go wrong on purpose: fork@nonceK, restart-empty@nonceK, lie@nonceK or slow@MS
+    #[arg(long, env = "HOLDFASTD_HOST_DRILL", value_name = "SPEC", hide = true)]
+    drill: Option<Drill>,
     #[command(flatten)]
     backend: BackendArgs,
     /// Start N worker processes, and start them again when they end [default: compute in this process]
@@ -130,6 +142,7 @@ async fn serve(
     let generation = ledger.generation();
 
     let executor = key.address();
+    let session_key = key.clone();
     let fee = args.fees.clone().unwrap_or(Coin { denom: "none".into(), amount: 0 });
     let chain = GrpcChain::connect(&args.grpc_addr, key, hrp.clone(), fee).await.map_err(refused)?;
     let chain_id = chain.chain_id().to_owned();
@@ -182,6 +195,9 @@ async fn serve(
     };
 
     let (runner, driver) = HardenedSessionRunner::new(RunnerConfig::default(), clock.clone(), ledger, pool);
+    let chain = Arc::new(chain);
+    let (replicas, sessions) =
+        sessions::open(args, home, hrp, &session_key, &chain, &runner, opened.codec(), clock.clone())?;
     let config = HostConfig {
         chain_id: chain_id.clone(),
         hrp: hrp.clone(),
@@ -190,7 +206,7 @@ async fn serve(
         max_tokens: args.max_tokens,
         pace: Pace::default(),
     };
-    let host = Host::new(config, runner.clone(), Arc::new(chain), opened.codec(), clock);
+    let host = Host::new(config, runner.clone(), chain, opened.codec(), clock).with_sessions(sessions);
     let listener =
         TcpListener::bind(args.listen).await.map_err(|e| super::worker::cannot_listen(args.listen, &e))?;
     let address = listener.local_addr()?;
@@ -222,6 +238,7 @@ async fn serve(
                 "backend": backend,
                 "workers": shown,
                 "ledger": folder.display().to_string(),
+                "sessions": replicas.display().to_string(),
                 "generation": generation,
             });
             writeln!(io.out, "{value}")?;
@@ -365,142 +382,4 @@ async fn keep(keeper: Option<&mut Keeper>) {
         sleep(LOOK).await;
         keeper.look().await;
     }
-}
-
-// ── infer ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-/// Brings the body of a started inference to its executor and prints the answer as it comes
-#[derive(Debug, clap::Args)]
-pub(crate) struct InferArgs {
-    /// Host and port of the executor
-    #[arg(long, env = "HOLDFASTD_HOST", value_name = "ADDR", default_value = "127.0.0.1:9200", value_parser = values::grpc_addr)]
-    host: String,
-    /// Name or address of the requester's key
-    #[arg(long, env = "HOLDFASTD_FROM", value_name = "KEY")]
-    from: String,
-    #[command(flatten)]
-    home: HomeArgs,
-    #[command(flatten)]
-    prefix: PrefixArgs,
-    /// Id of the chain [default: that of the genesis file]
-    #[arg(long, env = "HOLDFASTD_CHAIN_ID", value_name = "ID", value_parser = values::chain_id)]
-    chain_id: Option<String>,
-    /// Id of the inference, as it was started
-    #[arg(long, value_name = "ID")]
-    inference_id: String,
-    /// The body, byte by byte the one whose SHA-256 was started: JSON such as '{"prompt":"Hi"}', @FILE, or - for standard input
-    #[arg(long, value_name = "JSON|@FILE|-")]
-    body: String,
-    /// How long to wait for the whole answer, milliseconds; the executor goes on without this call [default: its own limit]
-    #[arg(long, value_name = "MS", default_value = "0", value_parser = deadline)]
-    deadline_ms: u64,
-    /// Form of the answer; json prints it at its end
-    #[arg(long, short, env = "HOLDFASTD_OUTPUT", value_name = "FORM", default_value = "text")]
-    output: Format,
-}
-
-fn deadline(text: &str) -> Result<u64, String> {
-    values::within(text, 0, u64::MAX)
-}
-
-pub(crate) fn infer(args: &InferArgs, io: &mut Io<'_>) -> Result<()> {
-    let home = args.home.home()?;
-    let hrp = args.prefix.hrp(&home)?;
-    let key = Keyring::new(&home).find(&args.from, &hrp)?;
-    let chain_id = match &args.chain_id {
-        Some(id) => id.clone(),
-        None if home.genesis().exists() => wiring::read_genesis(&home)?.chain_id,
-        None => return Err(fail(14, "--chain-id", "give it; there is no genesis file in the home folder")),
-    };
-    let body = body(&args.body, io)?;
-    let request =
-        pb::ServeRequest { inference_id: args.inference_id.clone(), body, deadline_ms: args.deadline_ms };
-    wiring::children(ask(args, &key, &chain_id, request, io))
-}
-
-fn body(text: &str, io: &mut Io<'_>) -> Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    let most = BODY_MAX as u64 + 1;
-    match text.strip_prefix('@') {
-        Some(file) => {
-            let path = Path::new(file);
-            let open = std::fs::File::open(path).and_then(|file| file.take(most).read_to_end(&mut bytes));
-            open.map_err(|e| io_failure(path, &e))?;
-        }
-        None if text == "-" => drop(io.input.take(most).read_to_end(&mut bytes)?),
-        None => bytes.extend(text.bytes()),
-    }
-    if bytes.len() > BODY_MAX {
-        return Err(fail(12, "--body", format!("longer than {BODY_MAX} bytes")));
-    }
-    Ok(bytes)
-}
-
-async fn ask(
-    args: &InferArgs,
-    key: &SecretKey,
-    chain_id: &str,
-    request: pb::ServeRequest,
-    io: &mut Io<'_>,
-) -> Result<()> {
-    let refused = |status: tonic::Status| {
-        let text = format!("{} (gRPC status {:?})", status.message(), status.code());
-        match status.code() {
-            Code::Unavailable => fail(41, "--host", text),
-            _ => fail(42, "holdfast.host.v1.Host/Serve", text),
-        }
-    };
-    let now_ms = SystemClock::new().unix_ms();
-    let mut events = client::serve(&args.host, key, chain_id, request, now_ms).await.map_err(refused)?;
-    let (mut text, mut tokens) = (String::new(), Vec::new());
-    while let Some(response) = events.message().await.map_err(refused)? {
-        match response.event {
-            Some(Event::Delta(delta)) => {
-                if args.output == Format::Text {
-                    write!(io.out, "{}", delta.text)?;
-                    io.out.flush()?;
-                }
-                text.push_str(&delta.text);
-                tokens.extend(delta.token_ids);
-            }
-            Some(Event::Beat(_)) | None => {}
-            Some(Event::Finished(finished)) => {
-                let usage = finished.usage.unwrap_or_default();
-                match args.output {
-                    Format::Text => {
-                        writeln!(io.out)?;
-                        let (prompt, completion) = (usage.prompt_tokens, usage.completion_tokens);
-                        writeln!(io.err, "{prompt} + {completion} tokens, {}", finished.finish_reason)?;
-                    }
-                    Format::Json => {
-                        let value = json!({
-                            "text": text,
-                            "token_ids": tokens,
-                            "finish_reason": finished.finish_reason,
-                            "prompt_tokens": usage.prompt_tokens,
-                            "completion_tokens": usage.completion_tokens,
-                        });
-                        io.print(&value, Format::Json)?;
-                    }
-                }
-                return Ok(());
-            }
-            Some(Event::Failed(failed)) => {
-                if args.output == Format::Text && !text.is_empty() {
-                    writeln!(io.out)?;
-                }
-                let kind = PbKind::try_from(failed.kind).unwrap_or(PbKind::Internal).as_str_name();
-                let kind = kind.trim_start_matches("FAILURE_KIND_").to_lowercase().replace('_', "-");
-                let text = match failed.kind() {
-                    // The client's own, or the node's: in both cases the host goes on as long as the chain wants it.
-                    PbKind::DeadlineExceeded => format!(
-                        "no whole answer in time ({kind}); unless the chain says otherwise the host goes on, so ask again"
-                    ),
-                    _ => format!("the inference failed: {kind}"),
-                };
-                return Err(fail(94, "infer", text));
-            }
-        }
-    }
-    Err(fail(94, "infer", "the stream ended before the answer did; ask again"))
 }

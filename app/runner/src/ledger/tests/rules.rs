@@ -355,7 +355,8 @@ fn a_pipe_where_a_file_of_the_ledger_should_be_is_refused_at_once() {
         mkfifoat(CWD, folder.path().join(name), Mode::RUSR | Mode::WUSR).unwrap();
         let opened = FileStore::open(folder.path())
             .and_then(|store| IdempotencyLedger::open(store, LedgerConfig::default(), &VirtualClock::new()));
-        let error = opened.err().expect(name).to_string();
+        let Err(error) = opened else { panic!("{name} was opened") };
+        let error = error.to_string();
         assert!(error.contains("is no regular file"), "{name}: {error}");
     }
 }
