@@ -33,6 +33,7 @@ mod host;
 mod init;
 mod keys;
 mod localnet;
+mod localnet_gateway;
 mod matrix;
 mod model;
 mod node;
@@ -200,7 +201,7 @@ fn parse_and_run(words: &[OsString], io: &mut Io<'_>, connect: node::Connect<'_>
         Verb::Start(args) => start::run(&args)?,
         Verb::Devnet(args) => devnet::run(&args, &shown)?,
         Verb::Testnet(args) => testnet::run(&args, io)?,
-        Verb::Localnet(args) => localnet::run(&args)?,
+        Verb::Localnet(args) => localnet::run(&args, &shown)?,
         Verb::BecomeChild(args) => localnet::become_child(&args)?,
         Verb::Worker(args) => worker::run(&args, io)?,
         Verb::Host(args) => host::run(&args, io)?,
