@@ -52,6 +52,10 @@ pub use journal::{Audit, Ended, EscrowEntry, Intent, Journal, JournalError, Owed
 pub(crate) use machine::flag;
 pub use machine::{CoreOpener, Glance, Machine, Opener, View};
 
+/// How long the hosts of a session with an empty store may take to say what they have, and between two looks.
+const ASK_MS: u64 = 5_000;
+const LOOK_MS: u64 = 10;
+
 /// Before a session whose machine panicked, or whose store took no commit, is opened again.
 const REOPEN: Retry = Retry { first_ms: 1_000, max_ms: 60_000, attempts: u32::MAX };
 
@@ -165,6 +169,10 @@ struct Session {
     glance: Mutex<Glance>,
     /// When a token came last, on the monotonic clock; 0 = never.
     token_at: AtomicU64,
+    /// Calls of hosts under way.
+    calls: AtomicUsize,
+    /// No requests yet: its store is empty, and it is not known whether hosts have diffs of ours.
+    held: AtomicBool,
     _lease: Lease,
 }
 
@@ -174,7 +182,19 @@ impl Session {
     }
 
     fn glance(&self) -> Glance {
-        *self.glance.lock().unwrap_or_else(PoisonError::into_inner)
+        let glance = *self.glance.lock().unwrap_or_else(PoisonError::into_inner);
+        Glance { active: glance.active && !self.held.load(Ordering::Acquire), ..glance }
+    }
+
+    /// A store that is empty may be one that was lost. Its hosts are asked first; those that have diffs of ours give
+    /// them back, before another diff is signed for one of their nonces. Waits for the answers, or [`ASK_MS`].
+    async fn settle_in(&self) {
+        let mut waited = 0;
+        while self.held.load(Ordering::Acquire) && waited < ASK_MS && self.calls.load(Ordering::Acquire) > 0 {
+            sleep(Duration::from_millis(LOOK_MS)).await;
+            waited += LOOK_MS;
+        }
+        self.held.store(false, Ordering::Release);
     }
 
     fn alive(&self, mono_ms: u64) {
@@ -297,6 +317,11 @@ impl Gateway {
     /// # Errors
     /// [`GatewayError`].
     pub async fn open(&self, escrow_id: u64) -> Result<()> {
+        self.open_new(escrow_id, false).await
+    }
+
+    /// [`Self::open`]; `created` = its escrow was created just now, so that nobody can have a diff of it.
+    async fn open_new(&self, escrow_id: u64, created: bool) -> Result<()> {
         let inner = &self.0;
         if inner.stopping() {
             return Err(GatewayError::Stopping);
@@ -328,6 +353,8 @@ impl Gateway {
             return Err(GatewayError::Ended(escrow_id));
         }
         let (model, now_s) = (row.config.model.clone(), inner.clock.now().unix_s());
+        let known = blocking(inner, move |inner| inner.journal.escrow(escrow_id)).await?;
+        let first = known.is_none();
         let entry = blocking(inner, move |inner| inner.journal.adopt(escrow_id, &model, now_s)).await?;
         if entry.ended.is_some() {
             return Err(GatewayError::Ended(escrow_id));
@@ -340,6 +367,8 @@ impl Gateway {
             inbox,
             glance: Mutex::default(),
             token_at: AtomicU64::new(0),
+            calls: AtomicUsize::new(1),
+            held: AtomicBool::new(first && !created),
             _lease: inner.hosts.lease(row.config.owners().into_keys().collect()),
             row,
         });
@@ -355,7 +384,9 @@ impl Gateway {
             session.look(machine.glance(inner.clock.now()));
             sessions.insert(escrow_id, Arc::clone(&session));
         }
-        inner.spawn("session", supervise(Arc::clone(inner), session, receiver, machine, effects));
+        inner
+            .spawn("session", supervise(Arc::clone(inner), Arc::clone(&session), receiver, machine, effects));
+        session.settle_in().await;
         // The hosts believe that this gateway is gone: a settlement goes before what they brought.
         if disputed { self.finalize(escrow_id).await } else { Ok(()) }
     }
@@ -389,7 +420,7 @@ impl Gateway {
             }
             Err(error) => return Err(error.into()),
         };
-        self.open(escrow_id).await?;
+        self.open_new(escrow_id, true).await?;
         Ok(escrow_id)
     }
 
