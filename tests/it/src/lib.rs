@@ -13,6 +13,7 @@
 //! | `crash` | kill -9 at random instants: a node and its twin, a devnet that is resumed |
 //! | `runner` | generations while workers, coordinators and upstreams are killed, stopped and cut off |
 //! | `host` | an executor as a process: serves, reports once, is killed and comes back |
+//! | `escrow` | a gateway and its hosts: forks, repairs, kills, settlements, the official OpenAI clients |
 //! | `devnet` | the inference network: repeatable, conserving, and what the breaker does in it |
 //!
 //! `cargo xtask test` builds the program and grpcurl and names them in `HOLDFASTD` and `GRPCURL`. By hand, after
@@ -30,6 +31,8 @@ mod client;
 mod crash;
 #[cfg(test)]
 mod devnet;
+#[cfg(test)]
+mod escrow;
 #[cfg(test)]
 mod host;
 #[cfg(test)]

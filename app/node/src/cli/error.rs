@@ -45,6 +45,9 @@ pub const CLI_ERROR_CODES: &[(u32, &str)] = &[
     (93, "runner or its workers cannot do it"),
     (94, "generation not completed"),
     (95, "work ledger cannot be used"),
+    (96, "gateway's store cannot be used"),
+    (97, "escrow cannot be opened by this gateway"),
+    (98, "escrow not settled, or coins that do not add up"),
 ];
 
 /// A refusal. `Display` gives the line that the user sees.

@@ -1,4 +1,5 @@
-//! `holdfastd localnet`: a network of validators on this machine, made if need be, started and watched.
+//! `holdfastd localnet`: a network of validators on this machine, made if need be, started and watched; with `--gateway` a
+//! gateway and its hosts instead.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -10,30 +11,33 @@ use serde_json::json;
 
 use super::error::{fail, io_failure};
 use super::files;
+use super::localnet_gateway::{self, GatewayArgs};
 use super::testnet::{self, Manifest, NetworkArgs};
 use super::{values, wiring};
 use crate::localnet::{LocalnetConfig, Node, Sender};
 
-/// Runs a network of CometBFT validators on this machine, with a load, until SIGINT or a height
+/// Runs a network on this machine, with a load: CometBFT validators, until SIGINT or a height; or a gateway and its hosts
 #[derive(Debug, clap::Args)]
 pub(crate) struct LocalnetArgs {
     /// Folder of the network; a new or empty one gets a new network, else it goes on
-    #[arg(value_name = "DIR")]
-    dir: PathBuf,
+    #[arg(value_name = "DIR", required_unless_present = "gateway")]
+    dir: Option<PathBuf>,
+    #[command(flatten)]
+    gateway: GatewayArgs,
     #[command(flatten)]
     network: NetworkArgs,
     /// Stop when every node has reached this height
     #[arg(long, value_name = "N", value_parser = blocks)]
     blocks: Option<u64>,
-    /// File for the result: height and app hashes of each node
+    /// File for the result: height and app hashes of each node; with --gateway requests, coins and hosts
     #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    pub(super) json: Option<PathBuf>,
     /// Send no transactions
     #[arg(long)]
     no_load: bool,
     /// Seed of the load
     #[arg(long, value_name = "N", default_value = "1", value_parser = seed)]
-    seed: u64,
+    pub(super) seed: u64,
     /// CometBFT's program [default: cometbft on the PATH, or where `go install` puts it]
     #[arg(long, env = "HOLDFASTD_COMETBFT", value_name = "PATH")]
     cometbft: Option<PathBuf>,
@@ -77,7 +81,15 @@ fn find_cometbft(given: Option<&Path>) -> Result<PathBuf> {
     found.ok_or_else(|| fail(82, "cometbft", format!("not found; {remedy}")))
 }
 
-pub(crate) fn run(args: &LocalnetArgs) -> Result<()> {
+pub(crate) fn run(args: &LocalnetArgs, words: &[String]) -> Result<()> {
+    if args.gateway.gateway {
+        if let Some(dir) = &args.dir {
+            let text = format!("{}: --gateway makes its own network; give its folder with --home", dir.display());
+            return Err(fail(15, "DIR", text));
+        }
+        return localnet_gateway::run(args, &args.gateway, words);
+    }
+    let dir = args.dir.as_deref().ok_or_else(|| fail(14, "DIR", "give a folder"))?;
     let cometbft = find_cometbft(args.cometbft.as_deref())?;
     let holdfastd = std::env::current_exe().map_err(|e| io_failure("holdfastd".as_ref(), &e))?;
     if let Some(file) = &args.json
@@ -85,17 +97,17 @@ pub(crate) fn run(args: &LocalnetArgs) -> Result<()> {
     {
         return Err(fail(12, "--json", format!("{} is a folder; give a file", file.display())));
     }
-    let manifest = if files::is_vacant(&args.dir)? {
-        testnet::create(&args.network, &args.dir)?
+    let manifest = if files::is_vacant(dir)? {
+        testnet::create(&args.network, dir)?
     } else {
-        let manifest = Manifest::read(&args.dir)?;
+        let manifest = Manifest::read(dir)?;
         testnet::check_ports(manifest.nodes.iter().map(|node| (node.name.as_str(), node.ports)))?;
         manifest
     };
-    let dir = std::path::absolute(&args.dir).map_err(|e| io_failure(&args.dir, &e))?;
+    let dir = std::path::absolute(dir).map_err(|e| io_failure(dir, &e))?;
     let sender = |mnemonic: &str| {
         let key = SecretKey::from_mnemonic(mnemonic, 0);
-        let file = || args.dir.join(testnet::MANIFEST).display().to_string();
+        let file = || dir.join(testnet::MANIFEST).display().to_string();
         key.map(|key| Sender { key }).map_err(|e| fail(26, file(), e.to_string()))
     };
     let hrp = Hrp::new(&manifest.bech32_prefix);

@@ -1,7 +1,7 @@
 //! The command line of `holdfastd`.
 //!
 //! ```text
-//! holdfastd init | start | devnet | testnet | localnet | worker | host | infer | generate | matrix | keys | genesis | rollback | snapshot | export | status
+//! holdfastd init | start | devnet | testnet | localnet | worker | host | infer | gateway | generate | matrix | keys | genesis | rollback | snapshot | export | status
 //!           tx | query | version | completion
 //! ```
 //!
@@ -26,12 +26,14 @@ mod error;
 mod export;
 mod fields;
 mod files;
+mod gateway;
 mod generate;
 mod genesis;
 mod host;
 mod init;
 mod keys;
 mod localnet;
+mod localnet_gateway;
 mod matrix;
 mod model;
 mod node;
@@ -81,6 +83,7 @@ enum Verb {
     Worker(worker::WorkerArgs),
     Host(Box<host::HostArgs>),
     Infer(Box<host::InferArgs>),
+    Gateway(Box<gateway::GatewayArgs>),
     Generate(Box<generate::GenerateArgs>),
     Matrix(Box<matrix::MatrixArgs>),
     Upstream(upstream::UpstreamArgs),
@@ -198,11 +201,12 @@ fn parse_and_run(words: &[OsString], io: &mut Io<'_>, connect: node::Connect<'_>
         Verb::Start(args) => start::run(&args)?,
         Verb::Devnet(args) => devnet::run(&args, &shown)?,
         Verb::Testnet(args) => testnet::run(&args, io)?,
-        Verb::Localnet(args) => localnet::run(&args)?,
+        Verb::Localnet(args) => localnet::run(&args, &shown)?,
         Verb::BecomeChild(args) => localnet::become_child(&args)?,
         Verb::Worker(args) => worker::run(&args, io)?,
         Verb::Host(args) => host::run(&args, io)?,
         Verb::Infer(args) => host::infer(&args, io)?,
+        Verb::Gateway(args) => gateway::run(&args, io)?,
         Verb::Generate(args) => generate::run(&args, io)?,
         Verb::Matrix(args) => matrix::run(&args, io)?,
         Verb::Upstream(args) => upstream::run(&args, io)?,

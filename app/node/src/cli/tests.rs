@@ -331,6 +331,16 @@ const BAD_VALUES: &[(&str, &str, &str)] = &[
     ("--format", "xml", "testnet --output x"),
     ("--blocks", "0", "localnet x"),
     ("--seed", "x", "localnet x"),
+    ("--hosts", "0", "localnet --gateway"),
+    ("--hosts", "65", "localnet --gateway"),
+    ("--requests", "many", "localnet --gateway"),
+    ("--clients", "0", "localnet --gateway"),
+    ("--cancel-every", "1", "localnet --gateway"),
+    ("--fault", "spoon:host1@nonce4", "localnet --gateway"),
+    ("--fault", "fork:host1@nonce0", "localnet --gateway"),
+    ("--workers", "5", "localnet --gateway"),
+    ("--http", "8080", "localnet --gateway"),
+    ("--block-seconds", "0", "localnet --gateway"),
     ("--workload", "-1", "devnet"),
     ("--blocks", "0", "devnet"),
     ("--block-seconds", "3601", "devnet"),
@@ -379,6 +389,23 @@ const BAD_VALUES: &[(&str, &str, &str)] = &[
     ("--fees", "10", "host --from a"),
     ("--listen", "somewhere:1", "host --from a"),
     ("--grpc-addr", "nowhere", "host --from a"),
+    ("--escrow", "0", "gateway --from a --models m"),
+    ("--create", "0", "gateway --from a --models m"),
+    ("--slots", "129", "gateway --from a --models m"),
+    ("--http", "8080", "gateway --from a --models m"),
+    ("--grpc", "nowhere", "gateway --from a --models m"),
+    ("--gateway-url", "https://x", "gateway --from a --models m"),
+    ("--rotation-budget", "-1", "gateway --from a --models m"),
+    ("--probe-budget", "much", "gateway --from a --models m"),
+    ("--context-length", "0", "gateway --from a --models m"),
+    ("--token-bytes-max", "1025", "gateway --from a --models m"),
+    ("--deadline", "0", "gateway --from a --models m"),
+    ("--cors-origins", "*", "gateway --from a --models m"),
+    ("--give-up", "0", "gateway --from a --models m"),
+    ("--gateway", "nowhere", "gateway escrows"),
+    ("--from-seq", "-1", "gateway watch-divergence"),
+    ("--operator", "", "gateway finalize 7 --reason x --operator-token-file f"),
+    ("--reason", "", "gateway finalize 7 --operator x --operator-token-file f"),
     ("--host", "nowhere", "infer --from a --inference-id i --body x"),
     ("--deadline-ms", "-1", "infer --from a --inference-id i --body x"),
 ];
@@ -435,12 +462,18 @@ fn every_flag_that_takes_a_value_has_a_bad_one_in_these_tests() {
         "--body",
         "--inference-id",
         "--ledger",
+        "--data",
+        "--api-keys",
+        "--operator-token-file",
         "--upstream",
         // Whatever their text is, it is a file's name, a key or a model's name.
         "--model",
         "--out",
         "--upstream-key",
         "--upstream-model",
+        // Words for another command line, which judges them.
+        "--gateway-arg",
+        "--host-arg",
     ];
     let known: BTreeSet<String> = tested.into_iter().chain(own.map(str::to_owned)).collect();
     assert_eq!(flags, known);
@@ -1230,7 +1263,7 @@ fn unknown_commands_list_those_that_exist() {
     run(&["query", "inference", "get-random"]).refused(11, &["get-random-executor", "sprt"]);
     run(&["frobnicate"]).refused(
         11,
-        &["init, start, devnet, testnet, localnet, worker, host, infer, generate, matrix, keys"],
+        &["init, start, devnet, testnet, localnet, worker, host, infer, gateway, generate, matrix, keys"],
     );
     let (help, exit) = run(&["tx"]).failure.unwrap();
     assert!(help.contains("inference") && exit == 2);
@@ -1388,6 +1421,27 @@ fn a_local_network_needs_cometbft_and_a_folder_of_its_own() {
     let (comet, other) = (at("cometbft"), at("other"));
     run(&["localnet", &other, "--cometbft", &comet]).refused(23, &["testnet.json", "no test network"]);
     run(&["localnet", &at("net"), "--cometbft", &comet, "--json", &other]).refused(12, &["--json", "folder"]);
+}
+
+#[test]
+fn a_gateways_network_is_refused_before_anything_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    fs::create_dir(at("full")).unwrap();
+    for file in ["full/x", "file"] {
+        fs::write(at(file), "x").unwrap();
+    }
+    run(&["localnet"]).refused(14, &["<DIR>", "localnet --help"]);
+    run(&["localnet", "x", "--gateway"]).refused(15, &["DIR", "--gateway", "--home"]);
+    run(&["localnet", "x", "--hosts", "3"]).refused(14, &["--gateway"]);
+    let net = |more: &[&str]| run(&[&["localnet", "--gateway"], more].concat());
+    net(&["--home", &at("full")]).refused(22, &["full", "empty folder"]);
+    net(&["--home", &at("file")]).refused(12, &["--home", "is no folder"]);
+    net(&["--json", &at("full")]).refused(12, &["--json", "folder"]);
+    net(&["--report", &at("file/x")]).refused(21, &["file/x"]);
+    let home = at("new");
+    net(&["--home", &home, "--hosts", "3", "--fault", "fork:host3@nonce4"]).refused(12, &["host0 to host2"]);
+    assert!(!dir.path().join("new").exists(), "nothing was written");
 }
 
 #[test]

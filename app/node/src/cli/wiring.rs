@@ -25,6 +25,8 @@ use super::start::StartConfig;
 use crate::comet::CometConfig;
 use crate::comet::keys::Ed25519Key;
 use crate::devnet::config::DevnetConfig;
+use crate::localnet::gateway::GatewayNet;
+use crate::localnet::gateway::report::Outcome;
 use crate::localnet::{LocalnetConfig, NodeReport};
 
 /// Runs the solo engine until it is told to stop. `log` has the form of `RUST_LOG`.
@@ -114,6 +116,11 @@ pub(crate) fn localnet(config: &LocalnetConfig) -> Result<Vec<NodeReport>> {
     // On this thread alone: the children end when the thread that started them does.
     let runtime = Builder::new_current_thread().enable_all().build();
     runtime.map_err(|e| io_failure("runtime".as_ref(), &e))?.block_on(crate::localnet::run(config))
+}
+
+/// Runs a gateway and its hosts to their end.
+pub(crate) fn gateway_net(plan: &GatewayNet) -> Result<Option<Outcome>> {
+    on_this_thread(crate::localnet::gateway::run(plan))
 }
 
 fn runtime() -> Result<Runtime> {

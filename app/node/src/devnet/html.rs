@@ -14,7 +14,8 @@ const MAX_LISTED_TRANSITIONS: usize = 400;
 /// Rows of the table of executors.
 const MAX_LISTED_EXECUTORS: usize = 500;
 
-const STYLE: &str = "\
+/// Style of a page, inside it.
+pub(crate) const STYLE: &str = "\
 :root{--bg:#f6f8fa;--card:#fff;--text:#1c2733;--muted:#5c6876;--line:#dde3e9;--accent:#1f6f5c;--bad:#b23c26;\
 --soft:#eef2f5;--ok:#b5dccf;--probe:#eeb422;--ex:#c4452d}\
 @media(prefers-color-scheme:dark){:root{--bg:#0d1217;--card:#12181f;--text:#e6ebf0;--muted:#9aa7b4;--line:#2a3440;\

@@ -10,7 +10,7 @@ pub mod html;
 pub mod report;
 pub mod resume;
 pub mod svg;
-mod terminal;
+pub(crate) mod terminal;
 pub mod trace;
 pub mod view;
 pub mod workload;

@@ -92,7 +92,8 @@ impl Drop for Terminal {
     }
 }
 
-fn screen() -> Screen {
+/// What the terminal of standard output can show.
+pub(crate) fn screen() -> Screen {
     let (width, height) = terminal_size::terminal_size().map_or((100, 40), |(w, h)| (w.0.into(), h.0.into()));
     let set = |name: &str| std::env::var_os(name).is_some();
     let dumb = std::env::var("TERM").is_ok_and(|term| term == "dumb");

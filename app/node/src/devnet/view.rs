@@ -75,8 +75,9 @@ pub struct Screen {
     pub unicode: bool,
 }
 
-#[derive(Clone, Copy)]
-enum Paint {
+/// How a piece of a line is painted.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Paint {
     Plain,
     Dim,
     Bold,
@@ -99,18 +100,18 @@ impl Paint {
 }
 
 /// A line that counts its columns while it grows, so that colour codes take none.
-struct Line {
+pub(crate) struct Line {
     text: String,
     room: usize,
     colour: bool,
 }
 
 impl Line {
-    fn new(screen: Screen) -> Self {
+    pub(crate) fn new(screen: Screen) -> Self {
         Line { text: String::new(), room: screen.width, colour: screen.colour }
     }
 
-    fn add(mut self, paint: Paint, text: &str) -> Self {
+    pub(crate) fn add(mut self, paint: Paint, text: &str) -> Self {
         let shown: String = text.chars().filter(|symbol| !symbol.is_control()).take(self.room).collect();
         self.room -= shown.chars().count();
         if self.colour && !shown.is_empty() && !paint.code().is_empty() {
@@ -260,7 +261,11 @@ pub fn frame(view: &ViewState, screen: Screen) -> String {
         }
     }
     lines.truncate(screen.height);
+    whole(&lines)
+}
 
+/// Lines as one frame: from the top left corner, over what stood there.
+pub(crate) fn whole(lines: &[Line]) -> String {
     let mut out = String::from("\x1b[H");
     for (index, line) in lines.iter().enumerate() {
         if index > 0 {

@@ -10,6 +10,7 @@
 //! ends right after its start a few times in a row ends the run. No process outlives this one, not even when it is killed ([`child`]).
 
 pub mod child;
+pub mod gateway;
 pub mod genesis;
 mod load;
 mod processes;
