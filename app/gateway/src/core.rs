@@ -11,7 +11,10 @@
 //! happened, decides, and returns. Rules: escrow-details 5 to 8.
 
 mod api;
+mod attempt;
+mod cancel;
 mod census;
+mod config;
 mod dispatch;
 mod evidence;
 mod finalize;
@@ -19,7 +22,10 @@ mod history;
 mod limiter;
 mod members;
 mod pending;
+mod permits;
 mod picker;
+mod ping;
+mod queue;
 mod recover;
 mod repair;
 mod sequencer;
@@ -38,15 +44,19 @@ use holdfast_escrow::session::{FrozenConfig, Signature, State, Tx};
 use holdfast_types::Address;
 
 pub use api::{
-    CallError, CallId, ChainNews, ClientEvent, Effect, Entropy, Event, FlagView, GatewayConfig, HostCall,
-    HostReply, Lane, LogLine, Metric, Now, OpenError, PermitPool, RepairView, RequestError, RequestId,
-    RetireReason, Signer, Ticket, UserRequest, Verb, VerbError,
+    CallError, CallId, ChainNews, ClientEvent, Effect, Entropy, Event, HostCall, HostReply, Lane, LogLine,
+    Metric, Now, OpenError, RequestError, RequestId, RetireReason, Signer, UserRequest, Verb, VerbError,
 };
-pub use status::{ParticipantStatus, RepairTotals, SessionStatus};
+pub use config::GatewayConfig;
+pub use permits::{PermitPool, Ticket};
+pub use status::{FlagView, ParticipantStatus, RepairTotals, RepairView, SessionStatus};
 pub use store::{Counters, StartKind};
 
 /// `FailureKind` of a stream that ended before its answer.
 const KIND_STREAM_RESET: i32 = 2;
+
+/// Effects held back while the store fails.
+const MAX_HELD: usize = 4096;
 
 /// What a call is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,6 +70,7 @@ enum Purpose {
     Vote { id: u64 },
     Sign,
     Repair,
+    Refused { nonce: u64 },
     Probe { nonce: u64 },
     Census { about: Address, nonce: u64 },
     Above,
@@ -83,7 +94,7 @@ pub struct GatewayCore {
     members: BTreeMap<Address, members::Member>,
     staged: Option<sequencer::Staged>,
     // Work.
-    queue: VecDeque<dispatch::Asking>,
+    queue: VecDeque<queue::Asking>,
     flights: BTreeMap<u64, dispatch::Flight>,
     dues: BTreeMap<u64, timeouts::Due>,
     /// Timeouts with enough votes, and since when.
@@ -212,7 +223,8 @@ impl GatewayCore {
             Purpose::Sign => self.signed(p, call_id, result),
             Purpose::Repair => self.repair_reply(p, call_id, result),
             Purpose::Probe { nonce } => self.probed(p, nonce, only!(GetSignatures)),
-            Purpose::Census { about, nonce } => self.census_reply(p, &about, nonce, only!(GetSignatures)),
+            Purpose::Census { about, nonce } => self.census_reply(p, &about, nonce, call_id, result),
+            Purpose::Refused { nonce } => self.refused_further(p, nonce, call_id, only!(GetSignatures)),
             Purpose::Above => self.above_reply(p, only!(GetDiffs)),
         }
     }
@@ -252,12 +264,14 @@ impl GatewayCore {
                 .into_iter()
                 .partition(|effect| matches!(effect, Effect::Call { .. } | Effect::OperatorDone { .. }));
             self.held = hold;
+            // A store that failed takes nothing until the process starts again; what is held is bounded.
+            self.held.truncate(MAX_HELD);
             effects = go;
         }
-        if self.over.is_none() {
-            if let Some(mono_ms) = self.next_wake() {
-                effects.push(Effect::WakeAt { mono_ms });
-            }
+        if self.over.is_none()
+            && let Some(mono_ms) = self.next_wake()
+        {
+            effects.push(Effect::WakeAt { mono_ms });
         }
         effects
     }
@@ -267,7 +281,7 @@ impl GatewayCore {
         let failed = self.ledger.failed.then(|| self.now.mono_ms.saturating_add(1_000));
         let settle = (self.now.mono_ms < self.settle_until_ms).then_some(self.settle_until_ms);
         let work = (self.corrupt.is_none())
-            .then(|| [self.timeouts_at(), self.repairs_at(), self.flush_at()])
+            .then(|| [self.timeouts_at(), self.repairs_at(), self.flush_at().filter(|_| self.may_flush())])
             .into_iter()
             .flatten()
             .flatten();

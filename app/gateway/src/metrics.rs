@@ -34,8 +34,10 @@ pub(crate) fn session(escrow_id: u64, hrp: &Hrp, metric: &Metric) {
             gauge!(format!("holdfast_{name}"), &labels(participant)).set(*value as f64);
         }
         Metric::Time { name, participant, ms } => {
+            // Prometheus counts in seconds.
+            let name = name.strip_suffix("_ms").unwrap_or(name);
             let seconds = Duration::from_millis(*ms).as_secs_f64();
-            histogram!(format!("holdfast_{name}"), &labels(participant)).record(seconds);
+            histogram!(format!("holdfast_{name}_seconds"), &labels(participant)).record(seconds);
         }
     }
 }

@@ -4,6 +4,8 @@
 //! log before they take effect. Looking needs neither: bind the address where only operators and hosts reach it.
 
 mod server;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::pin::Pin;

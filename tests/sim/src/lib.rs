@@ -12,6 +12,8 @@ mod cast;
 mod chain;
 mod child;
 mod diff;
+pub mod escrow;
+mod escrow_ops;
 mod load;
 mod memory;
 mod modes;

@@ -27,7 +27,9 @@ usage: holdfast-sim [--seed S] [--seeds K] [--blocks N] [--mode MODE] [--jobs J]
   --blocks N    blocks of each chain (100)
   --mode MODE   full, import-export, after-import or determinism; all of them when not given
   --jobs J      chains at a time (as many as there are cores)
-  --minutes M   start no further seed after so many minutes";
+  --minutes M   start no further seed after so many minutes
+
+usage: holdfast-sim escrow ...   escrow sessions instead of chains; --help lists its arguments";
 
 #[derive(Debug)]
 struct Args {
@@ -157,6 +159,10 @@ fn report(outcome: &Outcome, elapsed: Duration) {
 }
 
 fn main() -> ExitCode {
+    let mut words = std::env::args().skip(1);
+    if words.next().is_some_and(|word| word == "escrow") {
+        return holdfast_sim::escrow::main(words);
+    }
     let args = match Args::parse(std::env::args().skip(1)) {
         Ok(Some(args)) => args,
         Ok(None) => {

@@ -33,6 +33,7 @@ Project tasks. Run from anywhere in the workspace.
                                    --json FILE writes the figures, --peers DIR measures the peers in DIR too
   cargo xtask sim [ARGS...]        the seeded simulation of the chain, in a release build: --seed S --blocks N
                                    --seeds K --mode full|import-export|after-import|determinism
+  cargo xtask sim escrow [ARGS...] the seeded simulation of escrow sessions: --seeds N --start S
   cargo xtask model                fetch the real weights (98 MB) into target/models
   cargo xtask tools                install the tools of all tasks into target/tools
   cargo xtask help                 this text

@@ -160,7 +160,7 @@ fn what_happened_is_what_the_events_of_the_blocks_tell() {
             assert_eq!(rows.collect::<BTreeMap<_, _>>(), from_events(&load.net.done, answer.from_height));
             compared += answer.rows.len();
         }
-        assert!(compared > 30, "{compared}");
+        assert!(compared > 20, "{compared}");
     }
 }
 
@@ -191,7 +191,8 @@ fn what_would_have_been_is_what_happens_on_a_chain_with_those_parameters() {
     for seed in 31..=36 {
         println!("seed {seed}");
         let mut rng = Rng(seed);
-        let mut load = Load::new(seed);
+        // Groups of escrows are drawn by the app hash, which is another one on a chain with other parameters.
+        let mut load = Load::without_escrows(seed);
         for _ in 0..75 {
             load.step();
         }

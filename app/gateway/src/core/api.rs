@@ -1,13 +1,13 @@
 //! What goes into a session and what comes out: events, effects, settings.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
 use holdfast_app::keys::SecretKey;
 use holdfast_escrow::divergence::FlagChange;
 use holdfast_escrow::session::settle::Settlement;
 use holdfast_proto::holdfast::host::v1 as pb;
 use holdfast_types::Address;
 use thiserror::Error;
+
+use super::status::FlagView;
 
 /// Names a request of a client inside one process.
 pub type RequestId = u64;
@@ -224,7 +224,8 @@ pub enum Lane {
 /// What the driver shall do, in this order.
 #[derive(Debug, Clone)]
 pub enum Effect {
-    /// Call a host. All that it tells is durable already.
+    /// Call a host. All that it tells is durable already. Exactly one end comes back for each, also for those that the
+    /// driver gives up: [`Event::CallDone`], for Infer [`Event::StreamEnded`].
     Call {
         /// Comes back in the events.
         call_id: CallId,
@@ -455,142 +456,6 @@ pub enum Metric {
     },
 }
 
-/// A divergence flag as the service shows it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FlagView {
-    /// The escrow.
-    pub escrow_id: u64,
-    /// Whom.
-    pub participant: Address,
-    /// First nonce known to differ.
-    pub diverged_nonce: u64,
-    /// Our root there.
-    pub our_root: [u8; 32],
-    /// Its root there.
-    pub their_root: [u8; 32],
-    /// Its signature.
-    pub signature: Vec<u8>,
-    /// Digest that it signed.
-    pub signed_digest: [u8; 32],
-    /// Counts flags and reopenings.
-    pub generation: u64,
-    /// Unix seconds.
-    pub flagged_at: u64,
-    /// Where its repair stands.
-    pub phase: RepairView,
-    /// Attempts of this generation.
-    pub attempt: u32,
-    /// 0 to 3.
-    pub level: u8,
-    /// It holds another state at a nonce that it applied.
-    pub forked: bool,
-    /// Nonce that the attempt aims at.
-    pub target: u64,
-    /// Time towards giving up.
-    pub elapsed_ms: u64,
-    /// How the last attempt ended.
-    pub last_verdict: String,
-    /// Forgiven by an operator.
-    pub released: bool,
-    /// First nonce with another root; 0 = unknown.
-    pub first_bad_nonce: u64,
-    /// How often restored in this escrow.
-    pub restored: u64,
-}
-
-/// Phases of a repair.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum RepairView {
-    /// Waits for its next attempt.
-    Waiting,
-    /// Brings diffs.
-    Teaching,
-    /// Asks for a fresh signature.
-    Verifying,
-    /// No more attempts.
-    GaveUp,
-    /// The session ended.
-    Stopped,
-}
-
-/// Limits and waits of a gateway. Times in milliseconds, sizes in bytes.
-#[derive(Debug, Clone)]
-pub struct GatewayConfig {
-    /// Whether a forked host may be asked to drop its replica (phase 2).
-    pub allow_reset: bool,
-    /// Time of attempts and backoff after which a repair is given up.
-    pub give_up_ms: u64,
-    /// Lowest give-up deadline after halving.
-    pub give_up_floor_ms: u64,
-    /// Diffs per Teach or tail.
-    pub chunk_diffs: usize,
-    /// Bytes of diffs per Teach or tail.
-    pub chunk_bytes: usize,
-    /// Bytes of diffs per repair attempt.
-    pub attempt_bytes: u64,
-    /// Time per repair attempt.
-    pub attempt_ms: u64,
-    /// Time per Teach.
-    pub teach_ms: u64,
-    /// Time per GetSignatures, GetDiffs, Bind, GetPending.
-    pub ask_ms: u64,
-    /// Time per vote, with its challenge.
-    pub vote_ms: u64,
-    /// Wait between two rounds of votes.
-    pub vote_round_ms: u64,
-    /// Added to a timeout before it is claimed.
-    pub timeout_slack_ms: u64,
-    /// Longest body of a request.
-    pub body_bytes: usize,
-    /// Requests that may wait.
-    pub queue: usize,
-    /// Age of a pending transaction at which it is published without traffic.
-    pub flush_ms: u64,
-    /// How long the oldest request is held for another slot.
-    pub hold_ms: u64,
-    /// Between two pings of a throttled participant.
-    pub ping_ms: u64,
-    /// Dispatches per request before the first token.
-    pub dispatches: u32,
-    /// How long finalization waits for requests in flight.
-    pub drain_ms: u64,
-    /// Between two rounds of signatures at the final nonce.
-    pub collect_ms: u64,
-    /// Nonces between two snapshots.
-    pub snapshot_every: u64,
-    /// Silence of an Infer stream (beats come every 2 s) after which it is lost.
-    pub beat_ms: u64,
-}
-
-impl Default for GatewayConfig {
-    fn default() -> Self {
-        Self {
-            allow_reset: false,
-            give_up_ms: 30 * 60_000,
-            give_up_floor_ms: 5 * 60_000,
-            chunk_diffs: 200,
-            chunk_bytes: 3 << 20,
-            attempt_bytes: 64 << 20,
-            attempt_ms: 120_000,
-            teach_ms: 60_000,
-            ask_ms: 10_000,
-            vote_ms: 25_000,
-            vote_round_ms: 60_000,
-            timeout_slack_ms: 5_000,
-            body_bytes: 3 << 20,
-            queue: 1024,
-            flush_ms: 1_000,
-            hold_ms: 200,
-            ping_ms: 5_000,
-            dispatches: 3,
-            drain_ms: 60_000,
-            collect_ms: 2_000,
-            snapshot_every: 500,
-            beat_ms: 30_000,
-        }
-    }
-}
-
 /// Signs with the key of the gateway.
 pub trait Signer: Send {
     /// Its address.
@@ -618,77 +483,6 @@ pub trait Entropy: Send {
 impl<F: FnMut() -> [u8; 32] + Send> Entropy for F {
     fn draw(&mut self) -> [u8; 32] {
         self()
-    }
-}
-
-#[derive(Debug)]
-struct Pool {
-    free: usize,
-    next: u64,
-    waiting: Vec<u64>,
-}
-
-/// Permits that all sessions of a process share: first come, first served.
-#[derive(Debug, Clone)]
-pub struct PermitPool(Arc<Mutex<Pool>>);
-
-impl PermitPool {
-    /// `permits` of them; 8 in a gateway.
-    pub fn new(permits: usize) -> Self {
-        Self(Arc::new(Mutex::new(Pool { free: permits, next: 0, waiting: Vec::new() })))
-    }
-
-    /// A place in the queue.
-    pub fn ticket(&self) -> Ticket {
-        let mut pool = self.lock();
-        let number = pool.next;
-        pool.next = pool.next.wrapping_add(1);
-        pool.waiting.push(number);
-        Ticket { pool: self.clone(), number, held: false }
-    }
-
-    /// Permits that nobody holds.
-    pub fn free(&self) -> usize {
-        self.lock().free
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Pool> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A place in the queue of a [`PermitPool`], later a permit. Dropping it gives either back.
-#[derive(Debug)]
-pub struct Ticket {
-    pool: PermitPool,
-    number: u64,
-    held: bool,
-}
-
-impl Ticket {
-    /// Whether the permit is ours now. Asked again at each tick.
-    pub fn try_acquire(&mut self) -> bool {
-        if !self.held {
-            let mut pool = self.pool.lock();
-            let place = pool.waiting.iter().position(|n| *n == self.number);
-            if place.is_some_and(|place| place < pool.free) {
-                pool.waiting.retain(|n| *n != self.number);
-                pool.free -= 1;
-                self.held = true;
-            }
-        }
-        self.held
-    }
-}
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        let mut pool = self.pool.lock();
-        if self.held {
-            pool.free += 1;
-        } else {
-            pool.waiting.retain(|n| *n != self.number);
-        }
     }
 }
 

@@ -7,7 +7,7 @@ use holdfast_escrow::session::{Diff, State, apply};
 use holdfast_proto::holdfast::host::v1 as pb;
 use holdfast_types::Address;
 
-use super::api::{CallError, HostCall, Lane, RequestError};
+use super::api::{CallError, CallId, HostCall, HostReply, Lane, RequestError};
 use super::evidence::Mismatch;
 use super::members::{Shown, Then};
 use super::store::META;
@@ -65,13 +65,66 @@ impl GatewayCore {
             Census { nonce, waiting: asked.clone(), agree: 0, disagree: 0, held: Vec::new(), until_ms };
         self.censuses.insert(*about, entry);
         for participant in asked {
-            let request =
-                pb::GetSignaturesRequest { escrow_id: self.terms.escrow_id, nonce, challenge: None };
-            let call = HostCall::GetSignatures(request);
+            let escrow_id = self.terms.escrow_id;
             let purpose = Purpose::Census { about: *about, nonce };
-            self.call(&participant, call, self.cfg.ask_ms, Lane::Free, purpose);
+            // Who has not come so far yet is brought there: its own turn of the rota may be to come.
+            let free = self.members.get(&participant).is_some_and(|m| m.gate.is_none() && !m.gate_repair);
+            let tail =
+                self.chunk(&participant, nonce).filter(|(diffs, end)| free && *end && !diffs.is_empty());
+            if let Some((diffs, _)) = tail {
+                let call = HostCall::Teach(pb::TeachRequest { escrow_id, diffs, challenge: None });
+                let id = self.call(&participant, call, self.cfg.ask_ms, Lane::Free, purpose);
+                if let Some(member) = self.member(&participant) {
+                    member.gate = Some(id);
+                }
+            } else {
+                let request = pb::GetSignaturesRequest { escrow_id, nonce, challenge: None };
+                self.call(
+                    &participant,
+                    HostCall::GetSignatures(request),
+                    self.cfg.ask_ms,
+                    Lane::Free,
+                    purpose,
+                );
+            }
         }
         self.close_census(about);
+    }
+
+    /// What an answer to a census says at `nonce`: agreement, a mismatch, or nothing.
+    fn census_word(
+        &mut self,
+        participant: &Address,
+        nonce: u64,
+        result: Result<HostReply, CallError>,
+    ) -> (bool, Option<Mismatch>) {
+        let (at, root, signature) = match result {
+            Ok(HostReply::GetSignatures(reply)) => (reply.nonce, reply.root, reply.state_signature),
+            Ok(HostReply::Teach(reply)) => {
+                let applied = reply.applied.unwrap_or_default();
+                for tx in applied.pending.iter().take(super::pending::MAX_PENDING) {
+                    self.intake(tx);
+                }
+                (applied.nonce, applied.root, applied.state_signature)
+            }
+            Err(CallError::Host(error)) if error.code() == pb::escrow_error::Code::RootMismatch => {
+                let mismatch = self.refusal(participant, &error).filter(|mismatch| mismatch.nonce <= nonce);
+                return (false, mismatch);
+            }
+            Ok(_) | Err(_) => return (false, None),
+        };
+        match self.judge(participant, at, &root, &signature) {
+            Shown::Ours(_) => {
+                let ours = self.history.root(at).unwrap_or_default();
+                let signed = self.state_signature(participant, at, &ours, &signature).is_some();
+                let cursor = self.members.get(participant).map_or(0, |member| member.cursor);
+                self.set_cursor(participant, cursor.max(at));
+                // A root binds its whole past: a later one that is ours agrees as well.
+                (signed && at >= nonce, None)
+            }
+            Shown::Mismatch(mismatch) => (false, (mismatch.nonce <= nonce).then_some(*mismatch)),
+            Shown::Above(_) | Shown::Garbage => (false, None),
+        }
     }
 
     /// Whether a running census takes this mismatch: if the census turns against us, nobody is blamed.
@@ -90,22 +143,16 @@ impl GatewayCore {
         participant: &Address,
         about: &Address,
         nonce: u64,
-        result: Result<pb::GetSignaturesResponse, CallError>,
+        call_id: CallId,
+        result: Result<HostReply, CallError>,
     ) {
         let weight = self.members.get(participant).map_or(0, super::members::Member::weight);
-        let mut agree = false;
-        let mut mismatch = None;
-        if let Ok(reply) = result
-            && reply.nonce == nonce
+        let (agree, mismatch) = self.census_word(participant, nonce, result);
+        if let Some(member) = self.member(participant)
+            && member.gate == Some(call_id)
         {
-            match self.judge(participant, nonce, &reply.root, &reply.state_signature) {
-                Shown::Ours(_) => {
-                    let root = self.history.root(nonce).unwrap_or_default();
-                    agree = self.state_signature(participant, nonce, &root, &reply.state_signature).is_some();
-                }
-                Shown::Mismatch(found) => mismatch = Some(*found),
-                Shown::Above(_) | Shown::Garbage => {}
-            }
+            member.gate = None;
+            self.resume_waiting(participant);
         }
         let Some(census) = self.censuses.get_mut(about) else { return };
         if !census.waiting.remove(participant) {
@@ -130,9 +177,15 @@ impl GatewayCore {
             return;
         }
         let Some(taken) = self.censuses.remove(about) else { return };
-        // The flagged participant is one of those who disagree.
-        let own = self.members.get(about).map_or(0, super::members::Member::weight);
-        let disagree = taken.disagree.saturating_add(own);
+        // Who is flagged for this nonce or an earlier one has signed that it disagrees.
+        let flagged: u64 = self
+            .flags
+            .iter()
+            .filter(|(participant, flag)| *participant == about || flag.diverged_nonce <= taken.nonce)
+            .filter_map(|(participant, _)| self.members.get(participant))
+            .map(super::members::Member::weight)
+            .sum();
+        let disagree = taken.disagree.saturating_add(flagged);
         let verdict = census(taken.agree, disagree, self.terms.group_size());
         self.log(
             "escrow_census",
@@ -227,7 +280,12 @@ impl GatewayCore {
         let replay = (doubt && self.suspicion.replay.is_some()).then_some(self.now.mono_ms.saturating_add(1));
         let ask =
             doubt.then(|| self.suspicion.asked_ms.map_or(self.now.mono_ms, |at| at.saturating_add(ASK_MS)));
-        census.into_iter().chain(replay).chain(ask).chain(self.above_until_ms).min()
+        census
+            .into_iter()
+            .chain(replay)
+            .chain(ask)
+            .chain(self.above_until_ms.filter(|at| *at > self.now.mono_ms))
+            .min()
     }
 
     fn replay(&mut self) {
@@ -357,6 +415,7 @@ impl GatewayCore {
 
     pub(super) fn note_meta(&mut self) {
         let meta = self.meta.clone();
+        self.urgent = true;
         self.ledger.set(&META, &self.terms.escrow_id, &meta);
     }
 }

@@ -297,8 +297,14 @@ impl GatewayCore {
     /// When the end of the session needs a look.
     pub(super) fn closing_at(&self) -> Option<u64> {
         let now = self.now.mono_ms;
+        if self.staged.is_some() || self.settling_in() {
+            return None;
+        }
         if let Some(collect) = self.closing.collect.as_ref().filter(|collect| !collect.done) {
             return Some(collect.asked_ms.map_or(now, |asked| asked.saturating_add(self.cfg.collect_ms)));
+        }
+        if self.suspected() || self.meta.expired {
+            return None;
         }
         if self.state.phase() == Phase::Finalizing {
             return self.closing.gathered_ms.map(|at| at.saturating_add(GATHER_MS));

@@ -52,6 +52,8 @@ pub(super) struct Member {
     pub(super) bound: Bound,
     /// Its Teach in flight; one at a time.
     pub(super) gate: Option<CallId>,
+    /// Its cursor when that chunk was sent: a dispatch beside it may have moved it since.
+    pub(super) taught_from: u64,
     /// A repair attempt holds the gate between its calls.
     pub(super) gate_repair: bool,
     pub(super) waiting: Vec<Then>,
@@ -76,6 +78,7 @@ impl Member {
             absent: false,
             bound: Bound::Unknown,
             gate: None,
+            taught_from: 0,
             gate_repair: false,
             waiting: Vec::new(),
             votes: 0,
@@ -172,14 +175,12 @@ impl GatewayCore {
         let signed = self.state_signature(participant, nonce, &root, signature);
         match (ours == root, signed) {
             (true, Some(signature)) => {
-                let mut newest = false;
                 if let Some(member) = self.member(participant)
                     && member.signed.is_none_or(|(at, _)| at <= nonce)
                 {
                     member.signed = Some((nonce, signature));
-                    newest = true;
                 }
-                if newest && self.keeps(nonce) {
+                if self.keeps(nonce) {
                     self.keep_signature(nonce, *participant, signature);
                 }
                 self.suspect_signature(participant, nonce);
@@ -238,7 +239,9 @@ impl GatewayCore {
                 if let Some(member) = self.member(participant)
                     && member.waiting.len() < MAX_WAITING
                 {
-                    member.waiting.push(then);
+                    if !member.waiting.contains(&then) {
+                        member.waiting.push(then);
+                    }
                     self.catch_up(participant);
                 } else {
                     self.undeliverable(participant, then, &CallError::Aborted);
@@ -263,12 +266,13 @@ impl GatewayCore {
         let id = self.call(participant, call, self.cfg.teach_ms, Lane::Free, Purpose::CatchUp);
         if let Some(member) = self.member(participant) {
             member.gate = Some(id);
+            member.taught_from = member.cursor;
         }
     }
 
     /// A chunk came back.
     pub(super) fn caught_up(&mut self, participant: &Address, result: Result<pb::TeachResponse, CallError>) {
-        let before = self.members.get(participant).map_or(0, |member| member.cursor);
+        let before = self.members.get(participant).map_or(0, |member| member.taught_from);
         if let Some(member) = self.member(participant) {
             member.gate = None;
         }

@@ -10,12 +10,14 @@ use holdfast_host::store::LocalDb;
 use holdfast_store::{Order, StoreError};
 
 use super::GatewayCore;
-use super::api::{Effect, Entropy, GatewayConfig, Now, OpenError, PermitPool, Signer};
+use super::api::{Effect, Entropy, Now, OpenError, Signer};
 use super::census::Suspicion;
+use super::config::GatewayConfig;
 use super::finalize::Closing;
 use super::history::History;
 use super::members::{Member, group};
 use super::pending::Pending;
+use super::permits::PermitPool;
 use super::store::{DIFFS, DUES, Ledger, MEMBERS, META, Meta, PENDING, SIGNATURES, SNAPSHOTS};
 use super::timeouts::Due;
 
@@ -42,7 +44,15 @@ fn read_log(ledger: &Ledger, terms: &Arc<FrozenConfig>) -> Result<Log, OpenError
     let mut diffs = Vec::new();
     let mut corrupt = None;
     for (nonce, row) in (1u64..).zip(DIFFS.prefix(ledger.durable(), &ledger.escrow, Order::Ascending)) {
-        let ((_, found), bytes) = row?;
+        let ((_, found), bytes) = match row {
+            Ok(row) => row,
+            // Bytes that no writer of ours makes are damage, not a failure of the store.
+            Err(StoreError::Decode { reason, .. }) => {
+                corrupt = Some((nonce, reason));
+                break;
+            }
+            Err(error) => return Err(error.into()),
+        };
         if found != nonce {
             return Err(OpenError::Gap { nonce });
         }

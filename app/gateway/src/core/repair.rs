@@ -6,58 +6,61 @@ use holdfast_escrow::divergence::{
     DivergenceFlag, DivergenceKeeper, Evidence, EvidenceKind, FlagChange, Moment, Subject,
 };
 use holdfast_escrow::repair::{
-    Answer, Attempt, Bisect, Effect as RepairEffect, Failure, LogStage, NonceUse, OurPoint, ProofReply,
-    ProofVerdict, RepairEvent, RepairPhase, majority_unreachable, nonce_use, verify_proof,
+    Bisect, Effect as RepairEffect, LogStage, NonceUse, RepairEvent, RepairPhase, majority_unreachable,
+    nonce_use,
 };
-use holdfast_escrow::session::{Diff, Hash, Phase, Signature};
+use holdfast_escrow::session::{Hash, Phase, Signature};
 use holdfast_proto::holdfast::host::v1 as pb;
 use holdfast_types::Address;
 
-use super::api::{CallError, CallId, Effect, HostCall, Lane, Metric, Ticket, Verb, VerbError};
+use super::GatewayCore;
+use super::api::{CallError, CallId, Effect, HostCall, Metric, Verb, VerbError};
 use super::evidence::Mismatch;
-use super::members::Bound;
-use super::{GatewayCore, Purpose};
+use super::members::{Bound, Then};
+use super::permits::Ticket;
 
 /// Steps that one event may lead to: each ends an attempt or sends a call.
 const MAX_CHAIN: usize = 8;
 
 /// The attempt that runs.
 #[derive(Debug)]
-struct Running {
-    generation: u64,
-    attempt: u32,
-    target: u64,
-    challenge: Hash,
-    began_ms: u64,
-    bytes: u64,
+pub(super) struct Running {
+    pub(super) generation: u64,
+    pub(super) attempt: u32,
+    pub(super) target: u64,
+    pub(super) challenge: Hash,
+    pub(super) began_ms: u64,
+    pub(super) bytes: u64,
 }
 
 /// A search of the first bad nonce.
 #[derive(Debug)]
-struct Search {
-    bisect: Bisect,
-    generation: u64,
-    call: Option<CallId>,
+pub(super) struct Search {
+    pub(super) bisect: Bisect,
+    pub(super) generation: u64,
+    pub(super) call: Option<CallId>,
 }
 
 /// The worker of one flag.
 #[derive(Debug, Default)]
 pub(super) struct Worker {
-    stepped_ms: Option<u64>,
-    due_at_ms: Option<u64>,
-    ticket: Option<Ticket>,
-    running: Option<Running>,
-    call: Option<CallId>,
+    pub(super) stepped_ms: Option<u64>,
+    pub(super) due_at_ms: Option<u64>,
+    pub(super) ticket: Option<Ticket>,
+    pub(super) running: Option<Running>,
+    pub(super) call: Option<CallId>,
     /// Transactions that its last reply offered.
-    offered: Vec<Vec<u8>>,
-    reopened_ms: Option<u64>,
-    search: Option<Search>,
+    pub(super) offered: Vec<Vec<u8>>,
+    /// Its refusal, while it is asked one nonce below.
+    pub(super) refused: Option<Evidence>,
+    pub(super) reopened_ms: Option<u64>,
+    pub(super) search: Option<Search>,
 }
 
 /// What a step brings beside its event.
 #[derive(Debug, Default)]
-struct Brought {
-    evidence: Option<Evidence>,
+pub(super) struct Brought {
+    pub(super) evidence: Option<Evidence>,
 }
 
 impl GatewayCore {
@@ -97,7 +100,7 @@ impl GatewayCore {
     }
 
     /// One event of one repair, and all that follows from it.
-    fn repair_event(&mut self, participant: &Address, event: RepairEvent, brought: Brought) {
+    pub(super) fn repair_event(&mut self, participant: &Address, event: RepairEvent, brought: Brought) {
         let mut next = Some((event, brought));
         for _ in 0..MAX_CHAIN {
             let Some((event, brought)) = next.take() else { return };
@@ -112,7 +115,7 @@ impl GatewayCore {
         }
     }
 
-    fn repair_step(
+    pub(super) fn repair_step(
         &mut self,
         participant: &Address,
         event: &RepairEvent,
@@ -176,7 +179,7 @@ impl GatewayCore {
     }
 
     /// Carries out effects; the event that follows at once, if one does.
-    fn carry_out(
+    pub(super) fn carry_out(
         &mut self,
         participant: &Address,
         effects: Vec<RepairEffect>,
@@ -184,9 +187,8 @@ impl GatewayCore {
         let mut next = None;
         for effect in effects {
             match effect {
-                RepairEffect::InsertFlag
-                | RepairEffect::RecordEvidence { .. }
-                | RepairEffect::HandleTimeout => {}
+                RepairEffect::InsertFlag => self.withhold(participant),
+                RepairEffect::RecordEvidence { .. } | RepairEffect::HandleTimeout => {}
                 RepairEffect::ClearFlag => {
                     if let Some(member) = self.member(participant) {
                         member.bound = Bound::Agreed;
@@ -269,7 +271,21 @@ impl GatewayCore {
         next
     }
 
-    fn release_permit(&mut self, participant: &Address) {
+    /// Requests that wait for this participant's catch-up move on at once.
+    fn withhold(&mut self, participant: &Address) {
+        let Some(member) = self.member(participant) else { return };
+        let (infers, rest) =
+            std::mem::take(&mut member.waiting).into_iter().partition(|then| matches!(then, Then::Infer(_)));
+        member.waiting = rest;
+        let infers: Vec<Then> = infers;
+        for then in infers {
+            if let Then::Infer(nonce) = then {
+                self.flight_failed(nonce, CallError::Aborted);
+            }
+        }
+    }
+
+    pub(super) fn release_permit(&mut self, participant: &Address) {
         let mut held = false;
         if let Some(worker) = self.workers.get_mut(participant) {
             held = worker.running.is_some() || worker.ticket.is_some();
@@ -288,7 +304,7 @@ impl GatewayCore {
         }
     }
 
-    fn stop_worker(&mut self, participant: &Address) {
+    pub(super) fn stop_worker(&mut self, participant: &Address) {
         self.release_permit(participant);
         if let Some(mut worker) = self.workers.remove(participant) {
             if let Some(call) = worker.search.take().and_then(|search| search.call) {
@@ -305,44 +321,6 @@ impl GatewayCore {
                 self.workers.insert(*participant, kept);
             }
         }
-    }
-
-    fn challenge(&self, participant: &Address) -> Option<pb::Challenge> {
-        let running = self.workers.get(participant)?.running.as_ref()?;
-        Some(pb::Challenge { generation: running.generation, challenge: running.challenge.to_vec() })
-    }
-
-    fn repair_call(&mut self, participant: &Address, call: HostCall, timeout_ms: u64) {
-        let id = self.call(participant, call, timeout_ms, Lane::Free, Purpose::Repair);
-        if let Some(worker) = self.workers.get_mut(participant) {
-            worker.call = Some(id);
-        }
-    }
-
-    /// Sends the next chunk, or says that the attempt's budget is used up.
-    fn teach(&mut self, participant: &Address, max_diffs: u32) -> Option<RepairEvent> {
-        let cursor = self.members.get(participant).map_or(0, |member| member.cursor);
-        let running = self.workers.get(participant)?.running.as_ref()?;
-        let target = running.target;
-        let count = usize::try_from(max_diffs).unwrap_or(1).clamp(1, self.cfg.chunk_diffs.max(1));
-        let Ok(diffs) = self.ledger.diffs(cursor.saturating_add(1), target, count, self.cfg.chunk_bytes)
-        else {
-            return Some(RepairEvent::StoreUnreadable);
-        };
-        let bytes: u64 = diffs.iter().map(|diff| diff.len() as u64).sum();
-        let left = self.cfg.attempt_ms.saturating_sub(self.now.mono_ms.saturating_sub(running.began_ms));
-        if running.bytes.saturating_add(bytes) > self.cfg.attempt_bytes || left == 0 {
-            return Some(RepairEvent::BudgetUsed);
-        }
-        let last = cursor.saturating_add(diffs.len() as u64) >= target;
-        let challenge = if last { self.challenge(participant) } else { None };
-        let timeout_ms = self.cfg.teach_ms.min(left);
-        if let Some(running) = self.workers.get_mut(participant).and_then(|worker| worker.running.as_mut()) {
-            running.bytes = running.bytes.saturating_add(bytes);
-        }
-        let request = pb::TeachRequest { escrow_id: self.terms.escrow_id, diffs, challenge };
-        self.repair_call(participant, HostCall::Teach(request), timeout_ms);
-        None
     }
 
     /// Timers of the workers: waits that end, permits that come, attempts that run out of time.
@@ -386,7 +364,7 @@ impl GatewayCore {
         }
     }
 
-    fn take_permit(&mut self, participant: &Address) {
+    pub(super) fn take_permit(&mut self, participant: &Address) {
         let gate_busy = self.members.get(participant).is_none_or(|m| m.gate.is_some());
         let Some(worker) = self.workers.get_mut(participant) else { return };
         if worker.running.is_none() && !gate_busy && worker.ticket.as_mut().is_some_and(Ticket::try_acquire) {
@@ -410,174 +388,7 @@ impl GatewayCore {
             .min()
     }
 
-    /// A call of an attempt ended.
-    pub(super) fn repair_reply(
-        &mut self,
-        participant: &Address,
-        call_id: CallId,
-        result: Result<super::api::HostReply, CallError>,
-    ) {
-        use super::api::HostReply;
-        let Some(worker) = self.workers.get_mut(participant).filter(|worker| worker.call == Some(call_id))
-        else {
-            return;
-        };
-        worker.call = None;
-        let (event, evidence) = match result {
-            Ok(HostReply::Bind(_)) => (RepairEvent::Bound, None),
-            Ok(HostReply::ResetSession(_)) => (RepairEvent::ResetDone, None),
-            Ok(HostReply::Teach(reply)) => self.taught(participant, &reply.applied.unwrap_or_default()),
-            Ok(HostReply::GetSignatures(reply)) => self.proof_shown(participant, &reply),
-            Ok(_) => (RepairEvent::Failed(Failure::Malformed), None),
-            Err(error) => self.repair_error(participant, error),
-        };
-        self.repair_event(participant, event, Brought { evidence });
-    }
-
-    fn verdict(&self, participant: &Address, reply: &ProofReply<'_>) -> Option<ProofVerdict> {
-        let running = self.workers.get(participant)?.running.as_ref()?;
-        let attempt = Attempt {
-            chain_id: &self.terms.chain_id,
-            escrow_id: self.terms.escrow_id,
-            generation: running.generation,
-            attempt: running.attempt,
-            target: running.target,
-            tip: self.state.nonce(),
-            challenge: running.challenge,
-        };
-        let at = reply.nonce.min(attempt.tip);
-        let authorised = |signer: &Address| self.history.speaks_for(participant, signer, at);
-        Some(verify_proof(&attempt, reply, |nonce| {
-            self.history.root(nonce).map(|root| OurPoint { root, authorised: &authorised })
-        }))
-    }
-
-    fn taught(&mut self, participant: &Address, applied: &pb::Applied) -> (RepairEvent, Option<Evidence>) {
-        let offered: Vec<Vec<u8>> =
-            applied.stale.iter().chain(&applied.pending).take(super::pending::MAX_PENDING).cloned().collect();
-        if let Some(worker) = self.workers.get_mut(participant) {
-            worker.offered = offered;
-        }
-        let before = self.members.get(participant).map_or(0, |member| member.cursor);
-        let Some(verdict) = self.verdict(participant, &ProofReply::from(applied)) else {
-            return (RepairEvent::Failed(Failure::Malformed), None);
-        };
-        let ours = self.history.root(applied.nonce).is_some_and(|root| applied.root == root[..]);
-        match verdict {
-            ProofVerdict::Verified(proof) => (RepairEvent::Proof(proof), None),
-            ProofVerdict::Diverged { .. } | ProofVerdict::AboveTip { .. } => {
-                (verdict.event(applied.nonce), self.verdict_evidence(&verdict))
-            }
-            _ if ours && applied.nonce < before => (RepairEvent::ChunkBehind { have: applied.nonce }, None),
-            _ if ours && applied.withheld => (RepairEvent::Withheld { nonce: applied.nonce }, None),
-            _ if ours => {
-                self.judge(participant, applied.nonce, &applied.root, &applied.state_signature);
-                let target =
-                    self.workers.get(participant).and_then(|w| w.running.as_ref()).map_or(0, |r| r.target);
-                if applied.nonce == before && before < target {
-                    // A chunk that moves nothing would be sent for ever.
-                    (RepairEvent::Failed(Failure::Malformed), None)
-                } else {
-                    (RepairEvent::ChunkApplied { nonce: applied.nonce }, None)
-                }
-            }
-            _ => (RepairEvent::Failed(Failure::Malformed), None),
-        }
-    }
-
-    fn proof_shown(
-        &mut self,
-        participant: &Address,
-        reply: &pb::GetSignaturesResponse,
-    ) -> (RepairEvent, Option<Evidence>) {
-        let stale: Vec<Vec<u8>> = reply.stale.iter().take(super::pending::MAX_PENDING).cloned().collect();
-        if let Some(worker) = self.workers.get_mut(participant) {
-            worker.offered.extend(stale);
-        }
-        let Some(verdict) = self.verdict(participant, &ProofReply::from(reply)) else {
-            return (RepairEvent::Failed(Failure::Malformed), None);
-        };
-        self.judge(participant, reply.nonce, &reply.root, &reply.state_signature);
-        (verdict.event(reply.nonce), self.verdict_evidence(&verdict))
-    }
-
-    fn verdict_evidence(&self, verdict: &ProofVerdict) -> Option<Evidence> {
-        let (kind, nonce, their_root, digest, signature) = match *verdict {
-            ProofVerdict::Diverged { nonce, root, digest, signature } => {
-                (EvidenceKind::State, nonce, root, digest, signature)
-            }
-            ProofVerdict::AboveTip { nonce, root, digest, signature } => {
-                (EvidenceKind::AboveTip, nonce, root, digest, signature)
-            }
-            _ => return None,
-        };
-        let our_root = self.history.root(nonce).unwrap_or([0; 32]);
-        Some(Evidence { kind, nonce, our_root, their_root, digest, signature, generation: 0, at_ms: 0 })
-    }
-
-    fn repair_error(&mut self, participant: &Address, error: CallError) -> (RepairEvent, Option<Evidence>) {
-        use pb::escrow_error::Code;
-        let failed = |failure| (RepairEvent::Failed(failure), None);
-        let error = match error {
-            CallError::Timeout => return failed(Failure::TimedOut),
-            CallError::Host(error) => error,
-            CallError::Status { .. } | CallError::Transport | CallError::Aborted => {
-                return failed(Failure::Unavailable);
-            }
-        };
-        match error.code() {
-            Code::Behind => {
-                (RepairEvent::ChunkBehind { have: error.have_nonce.min(self.state.nonce()) }, None)
-            }
-            Code::SessionNotFound => (RepairEvent::NotFound, None),
-            Code::RootMismatch => match self.refusal(participant, &error) {
-                Some(mismatch) => {
-                    let evidence = evidence_of(&mismatch, &self.terms.chain_id, self.terms.escrow_id);
-                    let event = match evidence.kind {
-                        EvidenceKind::Refusal => RepairEvent::ChunkRefused { nonce: mismatch.nonce },
-                        _ => RepairEvent::Forked { nonce: mismatch.nonce },
-                    };
-                    (event, Some(evidence))
-                }
-                None => failed(Failure::Unavailable),
-            },
-            Code::DiffFork => {
-                if self.fork_shown(participant, &error) {
-                    return failed(Failure::Malformed);
-                }
-                let foreign = Diff::from_bytes(&error.diff).ok().filter(|diff| !self.is_ours(diff));
-                let evidence = foreign.and_then(|diff| {
-                    let our_root = self.history.root(diff.nonce)?;
-                    Some(Evidence {
-                        kind: EvidenceKind::DiffFork,
-                        nonce: diff.nonce,
-                        our_root,
-                        their_root: diff.post_state_root,
-                        digest: diff.digest(&self.terms.chain_id),
-                        signature: diff.signature,
-                        generation: 0,
-                        at_ms: 0,
-                    })
-                });
-                let nonce = evidence.as_ref().map_or(error.nonce, |evidence| evidence.nonce);
-                if nonce == 0 || nonce > self.state.nonce() {
-                    return failed(Failure::Malformed);
-                }
-                (RepairEvent::Forked { nonce }, evidence)
-            }
-            Code::TooLarge => failed(Failure::TooLarge),
-            // Only a reset can be answered so without harm; everything else ends the attempt.
-            Code::Policy | Code::SessionClosed | Code::Busy if self.resetting(participant) => {
-                (RepairEvent::ResetRefused, None)
-            }
-            Code::Policy | Code::SessionClosed => failed(Failure::Policy),
-            Code::ConfigMismatch => failed(Failure::ConfigMismatch),
-            Code::BadTx => failed(Failure::Malformed),
-            Code::Unavailable | Code::Busy | Code::Unspecified => failed(Failure::Unavailable),
-        }
-    }
-
-    fn resetting(&self, participant: &Address) -> bool {
+    pub(super) fn resetting(&self, participant: &Address) -> bool {
         self.resetting.contains(participant)
     }
 
@@ -587,87 +398,6 @@ impl GatewayCore {
             self.resetting.insert(*participant);
         } else {
             self.resetting.remove(participant);
-        }
-    }
-
-    fn search_first_bad(&mut self, participant: &Address, bad: u64) {
-        let Some(flag) = self.flags.get(participant) else { return };
-        let known = flag.first_bad_nonce != 0;
-        let generation = flag.generation;
-        let bad = bad.min(flag.diverged_nonce);
-        let worker = self.workers.entry(*participant).or_default();
-        if known || worker.search.is_some() {
-            return;
-        }
-        worker.search = Some(Search { bisect: Bisect::new(bad), generation, call: None });
-        self.probe(participant);
-    }
-
-    fn probe(&mut self, participant: &Address) {
-        let search = self.workers.get(participant).and_then(|worker| worker.search.as_ref());
-        let Some(search) = search else { return };
-        let (generation, bisect) = (search.generation, search.bisect);
-        if let Some(nonce) = bisect.probe() {
-            let request =
-                pb::GetSignaturesRequest { escrow_id: self.terms.escrow_id, nonce, challenge: None };
-            let call = HostCall::GetSignatures(request);
-            let id = self.call(participant, call, self.cfg.ask_ms, Lane::Free, Purpose::Probe { nonce });
-            if let Some(search) = self.workers.get_mut(participant).and_then(|worker| worker.search.as_mut())
-            {
-                search.call = Some(id);
-            }
-            return;
-        }
-        if let Some(worker) = self.workers.get_mut(participant) {
-            worker.search = None;
-        }
-        if !bisect.exact() {
-            return;
-        }
-        let subject = Subject { escrow_id: self.terms.escrow_id, participant: *participant };
-        let stored = self.ledger.write(|store| {
-            DivergenceKeeper
-                .set_first_bad(store, &subject, generation, bisect.bad())
-                .map_err(|error| holdfast_store::StoreError::Backend(error.to_string()))
-        });
-        if let (Ok(true), Some(flag)) = (stored, self.flags.get_mut(participant)) {
-            flag.first_bad_nonce = bisect.bad();
-            let fields = vec![("nonce", bisect.bad().to_string())];
-            self.log("escrow_first_bad_nonce", false, Some(*participant), fields);
-        }
-    }
-
-    /// A probe of the search came back.
-    pub(super) fn probed(
-        &mut self,
-        participant: &Address,
-        nonce: u64,
-        result: Result<pb::GetSignaturesResponse, CallError>,
-    ) {
-        let answer = match result {
-            Ok(reply) if reply.nonce == nonce => {
-                match self.judge(participant, nonce, &reply.root, &reply.state_signature) {
-                    super::members::Shown::Ours(_)
-                        if self
-                            .history
-                            .root(nonce)
-                            .and_then(|root| {
-                                self.state_signature(participant, nonce, &root, &reply.state_signature)
-                            })
-                            .is_some() =>
-                    {
-                        Answer::Ours
-                    }
-                    super::members::Shown::Mismatch(_) => Answer::Other,
-                    _ => Answer::Unknown,
-                }
-            }
-            _ => Answer::Unknown,
-        };
-        if let Some(search) = self.workers.get_mut(participant).and_then(|worker| worker.search.as_mut()) {
-            search.call = None;
-            search.bisect.answer(answer);
-            self.probe(participant);
         }
     }
 
@@ -743,7 +473,7 @@ impl GatewayCore {
         }
     }
 
-    fn announce_change(&mut self, change: FlagChange) {
+    pub(super) fn announce_change(&mut self, change: FlagChange) {
         let participant = change.flag.subject.participant;
         let stage = change.stage.as_str();
         let flag = &change.flag;
@@ -783,7 +513,7 @@ impl GatewayCore {
     }
 }
 
-fn evidence_of(mismatch: &Mismatch, chain_id: &str, escrow_id: u64) -> Evidence {
+pub(super) fn evidence_of(mismatch: &Mismatch, chain_id: &str, escrow_id: u64) -> Evidence {
     let Mismatch { nonce, our_root, their_root, signature, digest } = *mismatch;
     let state = holdfast_escrow::session::digest::state(chain_id, escrow_id, nonce, &their_root);
     let kind = if digest == state { EvidenceKind::State } else { EvidenceKind::Refusal };

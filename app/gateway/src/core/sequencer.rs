@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::GatewayCore;
 use super::api::Effect;
-use super::dispatch::Asking;
+use super::queue::Asking;
 use super::store::{BODIES, DIFFS, DUES, DueRow, PENDING, SIGNATURES, SNAPSHOTS, Snapshot, StartKind};
 
 /// Wait before the same bytes are tried again.
@@ -52,7 +52,7 @@ impl Step {
 #[derive(Debug)]
 pub(super) enum StepError {
     /// The store refused, or a staged diff waits. What was asked for is given back, or staged (`None`).
-    Storage(Option<Asking>),
+    Storage(Option<Box<Asking>>),
     /// The state machine refuses.
     Refused(ApplyError),
 }
@@ -73,7 +73,7 @@ impl GatewayCore {
     /// Makes the next diff.
     pub(super) fn advance(&mut self, step: Step) -> Result<u64, StepError> {
         if self.staged.is_some() {
-            return Err(StepError::Storage(step.into_asking()));
+            return Err(StepError::Storage(step.into_asking().map(Box::new)));
         }
         let (own, start, body) = match step {
             Step::Pass => (None, None, None),
@@ -135,7 +135,8 @@ impl GatewayCore {
             Ok(rows) => staged.rows = rows,
             Err(error) => {
                 self.storage_failed(&error);
-                return Err(StepError::Storage(staged.start.and_then(|(_, asking)| asking)));
+                let asking = staged.start.and_then(|(_, asking)| asking);
+                return Err(StepError::Storage(asking.map(Box::new)));
             }
         }
         let nonce = staged.diff.nonce;
@@ -169,7 +170,8 @@ impl GatewayCore {
             .filter(|id| !staged.state.record(**id).is_some_and(|record| record.status.is_open()))
             .copied()
             .collect();
-        let old = if nonce % self.cfg.snapshot_every == 0 { Some(self.ledger.snapshots()?) } else { None };
+        let old =
+            if nonce.is_multiple_of(self.cfg.snapshot_every) { Some(self.ledger.snapshots()?) } else { None };
         let signatures = self
             .members
             .iter()

@@ -1,8 +1,10 @@
 //! Sessions against scripted hosts that hold real replicas and keys, over virtual time.
 
+mod host;
 mod world;
 
 mod ends;
 mod faults;
 mod repairs;
 mod serving;
+mod soak;

@@ -167,6 +167,14 @@ impl GatewayCore {
             .flat_map(|(id, round)| round.open.iter().map(|voter| (*id, *voter)))
             .collect();
         for (id, voter) in wanted {
+            if self.flagged(&voter) {
+                // Flagged since the round began: its word is not asked for.
+                if let Some(round) = self.dues.get_mut(&id).and_then(|due| due.round.as_mut()) {
+                    round.open.remove(&voter);
+                }
+                self.judge_round(id);
+                continue;
+            }
             let Some(member) = self.members.get_mut(&voter) else { continue };
             if member.votes >= MAX_VOTES {
                 continue;

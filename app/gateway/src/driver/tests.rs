@@ -83,7 +83,7 @@ pub(crate) struct Scene {
     pub(crate) disks: Disks,
     pub(crate) key: Arc<SecretKey>,
     pub(crate) settings: Settings,
-    stops: Vec<tokio::sync::oneshot::Sender<()>>,
+    _stops: Vec<tokio::sync::oneshot::Sender<()>>,
 }
 
 pub(crate) fn settings() -> Settings {
@@ -127,7 +127,7 @@ impl Scene {
             max_live: 1_024,
         };
         chain.world().template = Some(terms.clone());
-        let scene = Self { hosts, chain, disks: Disks::default(), key, settings: settings(), stops };
+        let scene = Self { hosts, chain, disks: Disks::default(), key, settings: settings(), _stops: stops };
         scene.add(terms);
         scene
     }

@@ -30,7 +30,7 @@ const EVENTS: &str = "text/event-stream; charset=utf-8";
 /// Bytes to a client.
 pub(crate) type ReplyBody = UnsyncBoxBody<Bytes, Infallible>;
 
-/// A request that runs, and what it holds until its last byte.
+/// A request that runs.
 pub(crate) struct Task {
     pub(crate) run: Run,
     pub(crate) record: Record,
@@ -44,8 +44,14 @@ pub(crate) struct Task {
     pub(crate) head_after: Duration,
     /// Time between two comments.
     pub(crate) keep_alive: Duration,
+    pub(crate) _held: Held,
+}
+
+/// What a request has until its last byte: its place among those of its key and of all, and its body's memory.
+pub(crate) struct Held {
     pub(crate) _turn: Option<Turn>,
     pub(crate) _slot: OwnedSemaphorePermit,
+    pub(crate) _memory: Option<OwnedSemaphorePermit>,
 }
 
 impl Task {

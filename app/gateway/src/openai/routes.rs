@@ -17,10 +17,10 @@ use super::backend::{ModelInfo, Sessions, Submission};
 use super::cors;
 use super::errors::ApiError;
 use super::idempotency::{Begun, Replies, ReplyStore, Running, StoredReply};
-use super::keys::{DuplicateKey, Key, KeyBudgets, KeyConfig, Keyring, StoreError};
+use super::keys::{Charge, DuplicateKey, Key, KeyBudgets, KeyConfig, Keyring, StoreError};
 use super::parse::{Asked, Endpoint, parse};
 use super::record::Record;
-use super::reply::{self, ReplyBody, Task, unix_ms};
+use super::reply::{self, Held, ReplyBody, Task, unix_ms};
 use super::run::Run;
 use super::trace::{self, Names, REQUEST_ID};
 use super::upload;
@@ -67,8 +67,8 @@ impl Default for ApiConfig {
 pub struct Limits {
     /// Longest body of a request, bytes; above the 3 MiB that hosts take it helps nobody.
     pub body_bytes: usize,
-    /// Most bytes of bodies that are arriving, over all connections; at least `body_bytes`.
-    pub arriving_bytes: usize,
+    /// Most bytes of bodies that are arriving or being answered, over all connections; at least `body_bytes`.
+    pub bodies_bytes: usize,
     /// Longest head of a request, bytes, and most header lines.
     pub head: (usize, usize),
     /// Open connections; more wait in the listener's backlog.
@@ -90,12 +90,12 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// 3 MiB a body, 256 MiB arriving, 16 KiB and 64 lines of head, 2,048 connections and requests, 30 s for a head and
+    /// 3 MiB a body, 256 MiB of bodies, 16 KiB and 64 lines of head, 2,048 connections and requests, 30 s for a head and
     /// for a body, 30 s without a byte taken, 20 s for the first text, a comment each 5 s, 10 s to drain.
     fn default() -> Self {
         Self {
             body_bytes: 3 << 20,
-            arriving_bytes: 256 << 20,
+            bodies_bytes: 256 << 20,
             head: (16 << 10, 64),
             connections: 2048,
             requests: 2048,
@@ -119,7 +119,7 @@ pub enum ApiConfigError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// A limit that would let nothing through.
-    #[error("limit {0} must be above 0, and arriving_bytes at least body_bytes")]
+    #[error("limit {0} must be above 0, and bodies_bytes at least body_bytes")]
     Limit(&'static str),
 }
 
@@ -152,13 +152,31 @@ impl Api {
     /// # Errors
     /// [`ApiConfigError`].
     pub fn new(config: ApiConfig, seams: Seams) -> Result<Arc<Self>, ApiConfigError> {
-        let Limits { body_bytes, arriving_bytes, head, connections, requests, .. } = config.limits;
+        // Destructured in full, so that a new limit forces a decision here.
+        let Limits {
+            body_bytes,
+            bodies_bytes,
+            head,
+            connections,
+            requests,
+            head_time,
+            body_time,
+            write_time,
+            // Neither wait is a choice.
+            first_text_time: _,
+            drain: _,
+            keep_alive,
+        } = config.limits;
         for (name, holds) in [
             ("body_bytes", body_bytes > 0),
-            ("arriving_bytes", arriving_bytes >= body_bytes),
+            ("bodies_bytes", bodies_bytes >= body_bytes),
             ("head", head.0 > 0 && head.1 > 0),
             ("connections", connections > 0),
             ("requests", requests > 0),
+            ("head_time", !head_time.is_zero()),
+            ("body_time", !body_time.is_zero()),
+            ("write_time", !write_time.is_zero()),
+            ("keep_alive", !keep_alive.is_zero()),
         ] {
             if !holds {
                 return Err(ApiConfigError::Limit(name));
@@ -173,7 +191,7 @@ impl Api {
             metrics,
             slots: semaphore(requests),
             // Rounded up, so that the longest body fits.
-            memory: semaphore(arriving_bytes.div_ceil(upload::UNIT)),
+            memory: semaphore(bodies_bytes.div_ceil(upload::UNIT)),
             config,
         }))
     }
@@ -369,7 +387,8 @@ impl Api {
             request_id: names.request_id.clone(),
             traceparent: names.traceparent.clone(),
         };
-        Ok(Prepared::Start(Box::new(Start { asked, model, submission, charge, running, turn, slot })))
+        let held = Held { _turn: turn, _slot: slot, _memory: upload.memory };
+        Ok(Prepared::Start(Box::new(Start { asked, model, submission, charge, running, held })))
     }
 
     /// Tokens of the answer.
@@ -395,11 +414,11 @@ impl Api {
     }
 
     fn start(&self, start: Start, record: Record) -> Task {
-        let Start { asked, model, submission, charge, running, turn, slot } = start;
+        let Start { asked, model, submission, charge, running, held } = start;
         let limits = (submission.input_limit, submission.output_limit);
         let answer = self.sessions.submit(submission);
         Task {
-            run: Run::new(answer, asked.stop, charge, limits, self.config.deadline + GRACE),
+            run: Run::new(answer, asked.stop, charge, limits, self.config.deadline.saturating_add(GRACE)),
             record,
             endpoint: asked.endpoint,
             model: model.id,
@@ -409,8 +428,7 @@ impl Api {
             hrp: self.config.hrp.clone(),
             head_after: self.config.limits.first_text_time,
             keep_alive: self.config.limits.keep_alive,
-            _turn: turn,
-            _slot: slot,
+            _held: held,
         }
     }
 }
@@ -425,10 +443,9 @@ struct Start {
     asked: Asked,
     model: ModelInfo,
     submission: Submission,
-    charge: super::keys::Charge,
+    charge: Charge,
     running: Option<Running>,
-    turn: Option<super::keys::Turn>,
-    slot: tokio::sync::OwnedSemaphorePermit,
+    held: Held,
 }
 
 fn model_object(model: &ModelInfo) -> serde_json::Value {

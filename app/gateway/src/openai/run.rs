@@ -14,6 +14,9 @@ use super::stop::StopFilter;
 const TEXT_BYTES_MAX: usize = 16 << 20;
 /// Longest wait for the counts of an answer that a stop text ended.
 const COUNTS: Duration = Duration::from_secs(2);
+/// As good as no end.
+const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// What came of waiting.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Step {
@@ -59,7 +62,7 @@ impl Run {
             charge,
             input_limit: limits.0,
             output_limit: limits.1,
-            gives_up_at: Instant::now() + gives_up_after,
+            gives_up_at: Instant::now() + gives_up_after.min(NEVER),
             dispatch: None,
             tokens: 0,
             text_bytes: 0,

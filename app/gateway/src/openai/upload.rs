@@ -13,8 +13,12 @@ use tokio::time::timeout;
 
 use super::errors::ApiError;
 
-/// Unit of the memory that arriving bodies share, bytes.
+/// Unit of the memory that bodies share, bytes.
 pub(crate) const UNIT: usize = 1024;
+/// When to try again after too many at once, ms.
+const AGAIN_MS: u64 = 1000;
+/// Longest wait for a part of it.
+const MEMORY_TIME: Duration = Duration::from_secs(2);
 /// What is read and thrown away of a body that is not wanted, bytes: a sender that is cut off in the middle does not get to
 /// read why.
 const DISCARD_BYTES: usize = 16 << 20;
@@ -24,13 +28,13 @@ const DISCARD_TIME: Duration = Duration::from_secs(5);
 /// A body, and its part of the shared memory.
 pub(crate) struct Upload {
     pub(crate) bytes: Bytes,
-    _memory: Option<OwnedSemaphorePermit>,
+    pub(crate) memory: Option<OwnedSemaphorePermit>,
 }
 
 /// Reads the JSON body of a request. What it refuses is left to be [`discard`]ed.
 ///
 /// # Errors
-/// 400 when it is not said to be JSON or breaks off, 408, 413.
+/// 400 when it is not said to be JSON or breaks off, 408, 413, 429 when the bodies of others take all memory.
 pub(crate) async fn read(
     headers: &HeaderMap,
     body: &mut Incoming,
@@ -75,8 +79,10 @@ async fn collect(body: &mut Incoming, limit: usize, memory: &Arc<Semaphore>) -> 
         let have = held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         let lack = u32::try_from(len.div_ceil(UNIT).saturating_sub(have)).unwrap_or(u32::MAX);
         if lack > 0 {
+            let more = timeout(MEMORY_TIME, Arc::clone(memory).acquire_many_owned(lack)).await;
+            let busy = |_| ApiError::rate_limit("too many bytes of requests at a time", AGAIN_MS);
             // Nobody closes the semaphore.
-            let more = Arc::clone(memory).acquire_many_owned(lack).await.map_err(|_| ApiError::internal())?;
+            let more = more.map_err(busy)?.map_err(|_| ApiError::internal())?;
             match &mut held {
                 Some(held) => held.merge(more),
                 None => held = Some(more),
@@ -84,7 +90,7 @@ async fn collect(body: &mut Incoming, limit: usize, memory: &Arc<Semaphore>) -> 
         }
         bytes.extend_from_slice(&data);
     }
-    Ok(Upload { bytes: bytes.freeze(), _memory: held })
+    Ok(Upload { bytes: bytes.freeze(), memory: held })
 }
 
 /// Reads what is left of a body, within bounds, and throws it away.

@@ -75,6 +75,31 @@ impl HostCore {
         Ok(())
     }
 
+    /// Makes a replica that no gateway has bound, because a host of the group challenges this one: otherwise a gateway could
+    /// have it found late by never binding it. `terms` is the escrow as the chain has it.
+    ///
+    /// # Errors
+    /// SessionNotFound for a replica that was dropped; Policy unless both are of the group; as [`HostCore::bind`].
+    pub fn adopt(&mut self, terms: &Terms, caller: Address) -> Result<(), pb::EscrowError> {
+        let config = &terms.config;
+        let escrow_id = config.escrow_id;
+        match self.rows.get(&escrow_id).map(|row| row.presence) {
+            None => {}
+            Some(Presence::Live) => return Ok(()),
+            Some(Presence::Dropped) => return Err(errors::not_found(escrow_id)),
+            Some(Presence::Closed) => return Err(errors::closed(escrow_id)),
+        }
+        if terms.status == EscrowStatus::Closed {
+            return Err(errors::closed(escrow_id));
+        }
+        if config.weight(&caller) == 0 {
+            return Err(errors::policy(format!("not signed by a host of escrow {escrow_id}")));
+        }
+        let config_digest = config.digest().to_vec();
+        self.check_terms(config, &pb::BindRequest { escrow_id, config_digest }, config.gateway)?;
+        self.begin(config.clone())
+    }
+
     /// A replica at nonce 0.
     fn begin(&mut self, config: FrozenConfig) -> Result<(), pb::EscrowError> {
         let escrow_id = config.escrow_id;
@@ -235,10 +260,16 @@ impl HostCore {
     ) -> Result<pb::GetDiffsResponse, pb::EscrowError> {
         let escrow_id = request.escrow_id;
         self.from_group(escrow_id, caller)?;
-        let have = self.replica(escrow_id)?.state.nonce();
+        self.replica(escrow_id)?;
         let count = if request.max == 0 { GET_DIFFS_MAX } else { request.max.min(GET_DIFFS_MAX) };
-        let first = request.from.max(1);
-        let last = have.min(first.saturating_add(u64::from(count)).saturating_sub(1));
+        Ok(pb::GetDiffsResponse { diffs: self.log(escrow_id, request.from, count)? })
+    }
+
+    /// Diffs of a loaded replica's log, within the limits.
+    pub(super) fn log(&self, escrow_id: u64, from: u64, count: u32) -> Result<Vec<Vec<u8>>, pb::EscrowError> {
+        let Some(Loaded::Live(replica)) = self.loaded.get(&escrow_id) else { return Ok(Vec::new()) };
+        let first = from.max(1);
+        let last = replica.state.nonce().min(first.saturating_add(u64::from(count)).saturating_sub(1));
         let (mut diffs, mut bytes) = (Vec::new(), 0usize);
         for nonce in first..=last {
             let row = LOG.load(read(self.db.as_ref()), &(escrow_id, nonce));
@@ -249,7 +280,7 @@ impl HostCore {
             }
             diffs.push(diff);
         }
-        Ok(pb::GetDiffsResponse { diffs })
+        Ok(diffs)
     }
 
     /// Drops the replica: its log and snapshots. What this host did about inferences stays, so that none runs twice and

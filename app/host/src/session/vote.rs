@@ -16,7 +16,7 @@ use holdfast_types::Address;
 use sha2::{Digest, Sha256};
 
 use super::rules::Via;
-use super::{HostCore, errors};
+use super::{GET_DIFFS_MAX, HostCore, errors};
 use crate::auth;
 use crate::body::BODY_MAX;
 
@@ -129,6 +129,25 @@ impl HostCore {
         }
         self.commit(holdfast_store::WriteSet::new(), replica)?;
         Ok(vote)
+    }
+
+    /// The challenge once more, for an executor that answered Behind at `have_nonce`: with what it lacks from the own log,
+    /// as many diffs as a call carries. `None` when that brings it no further. A gateway that taught the voters alone must
+    /// not make an executor late that never heard of the start.
+    ///
+    /// # Errors
+    /// As any call of the session.
+    pub fn challenge_with_log(
+        &mut self,
+        request: &pb::ChallengeStartRequest,
+        have_nonce: u64,
+    ) -> Result<Option<pb::ChallengeStartRequest>, pb::EscrowError> {
+        self.replica(request.escrow_id)?;
+        let diffs = self.log(request.escrow_id, have_nonce.saturating_add(1), GET_DIFFS_MAX)?;
+        if diffs.is_empty() || diffs.first() == request.diffs.first() {
+            return Ok(None);
+        }
+        Ok(Some(pb::ChallengeStartRequest { diffs, ..request.clone() }))
     }
 
     /// Signs: yes when the executor gave nothing that counts.

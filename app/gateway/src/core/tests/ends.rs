@@ -3,7 +3,8 @@
 use holdfast_escrow::session::settle::Mode;
 use holdfast_escrow::session::{InferenceStatus, Phase};
 
-use super::world::{Serves, World, terms};
+use super::host::Serves;
+use super::world::{World, terms};
 use crate::core::{ChainNews, ClientEvent, Effect, Event, GatewayConfig, RequestError};
 
 #[test]
@@ -54,6 +55,7 @@ fn votes_of_too_few_end_as_insufficient_after_two_rounds_and_the_drain_decides()
     world.run(100);
     world.host(1).serves = Serves::Silent;
     world.ask();
+    world.run(50);
     for index in [0, 2, 3] {
         world.host(index).serves = Serves::Down;
     }

@@ -2,7 +2,8 @@
 
 use holdfast_escrow::session::InferenceStatus;
 
-use super::world::{Serves, World, terms};
+use super::host::Serves;
+use super::world::{World, terms};
 use crate::core::{ClientEvent, Event, GatewayConfig, RequestError, StartKind, UserRequest};
 
 fn failed(world: &World, id: u64) -> Option<RequestError> {

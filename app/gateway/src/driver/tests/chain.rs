@@ -66,7 +66,9 @@ fn refused(log: impl ToString) -> ChainError {
 }
 
 impl World {
+    /// In the next block.
     fn execute(&mut self, order: Order) -> TxOutcome {
+        self.height += 1;
         let (mut refusal, mut escrow_id) = (None, None);
         match order {
             Order::Create(new) => {

@@ -148,8 +148,7 @@ async fn connections_beyond_the_limit_wait_for_their_turn() {
 
 #[tokio::test]
 async fn arriving_bodies_share_their_memory() {
-    let limits =
-        Limits { body_bytes: 4096, arriving_bytes: 4096, body_time: short(200), ..Limits::default() };
+    let limits = Limits { body_bytes: 4096, bodies_bytes: 4096, body_time: short(200), ..Limits::default() };
     let server = Server::with(hello(), with(limits)).await;
     let mut hog = server.connect().await;
     let head = format!(
@@ -163,6 +162,21 @@ async fn arriving_bodies_share_their_memory() {
     let mut out = Vec::new();
     hog.read_to_end(&mut out).await.unwrap();
     assert_eq!(Got::read(&out).status, 408);
+}
+
+#[tokio::test]
+async fn a_body_keeps_its_memory_until_it_is_answered() {
+    let limits = Limits { body_bytes: 2048, bodies_bytes: 2048, ..Limits::default() };
+    let server = Server::with(vec![dispatched(), delta("a"), Act::Hang], with(limits)).await;
+    let mut socket = server.connect().await;
+    let big = HI_STREAM.replace("Hi", &"a".repeat(400)) + &" ".repeat(1500);
+    socket.write_all(&request("POST", CHAT, &[], &big)).await.unwrap();
+    socket.read_exact(&mut [0; 64]).await.unwrap();
+    assert_eq!(server.chat(HI).await.error(), (429, "rate_limit_exceeded".into(), None));
+    drop(socket);
+    server.left(1).await;
+    server.script(hello());
+    assert_eq!(server.chat(HI).await.status, 200);
 }
 
 #[tokio::test]
@@ -259,10 +273,11 @@ fn limits_that_let_nothing_through_are_refused() {
     assert_eq!(make(Limits::default()), None);
     for (limits, name) in [
         (Limits { body_bytes: 0, ..Limits::default() }, "body_bytes"),
-        (Limits { arriving_bytes: 1, ..Limits::default() }, "arriving_bytes"),
+        (Limits { bodies_bytes: 1, ..Limits::default() }, "bodies_bytes"),
         (Limits { head: (0, 1), ..Limits::default() }, "head"),
         (Limits { connections: 0, ..Limits::default() }, "connections"),
         (Limits { requests: 0, ..Limits::default() }, "requests"),
+        (Limits { keep_alive: Duration::ZERO, ..Limits::default() }, "keep_alive"),
     ] {
         assert_eq!(make(limits), Some(ApiConfigError::Limit(name)));
     }
