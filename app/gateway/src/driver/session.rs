@@ -12,7 +12,8 @@ use tokio::time::sleep;
 use super::actor::{Actor, End, Input};
 use super::calls::Caller;
 use super::{
-    Ended, Gateway, GatewayError, Glance, Inner, JournalError, Lease, Machine, Result, View, blocking, machine,
+    Ended, Gateway, GatewayError, Glance, Inner, JournalError, Lease, Machine, Result, View, blocking,
+    machine,
 };
 use crate::chain::{EscrowRow, EscrowStatus};
 use crate::core::{Effect, FlagView, RetireReason};
