@@ -13,6 +13,7 @@ mod chain;
 mod child;
 mod diff;
 pub mod escrow;
+mod escrow_ops;
 mod load;
 mod memory;
 mod modes;
