@@ -44,13 +44,12 @@ use holdfast_escrow::session::{FrozenConfig, Signature, State, Tx};
 use holdfast_types::Address;
 
 pub use api::{
-    CallError, CallId, ChainNews, ClientEvent, Effect, Entropy, Event, FlagView, HostCall, HostReply, Lane,
-    LogLine, Metric, Now, OpenError, RepairView, RequestError, RequestId, RetireReason, Signer, UserRequest,
-    Verb, VerbError,
+    CallError, CallId, ChainNews, ClientEvent, Effect, Entropy, Event, HostCall, HostReply, Lane, LogLine,
+    Metric, Now, OpenError, RequestError, RequestId, RetireReason, Signer, UserRequest, Verb, VerbError,
 };
 pub use config::GatewayConfig;
 pub use permits::{PermitPool, Ticket};
-pub use status::{ParticipantStatus, RepairTotals, SessionStatus};
+pub use status::{FlagView, ParticipantStatus, RepairTotals, RepairView, SessionStatus};
 pub use store::{Counters, StartKind};
 
 /// `FailureKind` of a stream that ended before its answer.

@@ -291,7 +291,12 @@ async fn by_shard(shard: &dyn BoundaryAdapter, number: usize, tokens: u32) -> Re
     let model = shard.describe().model_digest;
     let key = KvKey::new(session(number), 0);
     let mut watch = Watch::start(tokens);
-    let plan = OpenPlan { max_positions: PROMPT + tokens, lease_ms: 60_000, sampling: Sampling::GREEDY };
+    let plan = OpenPlan {
+        max_positions: PROMPT + tokens,
+        lease_ms: 60_000,
+        sampling: Sampling::GREEDY,
+        trace: None,
+    };
     shard.open(key, plan).await?;
     let mut position = 0;
     let mut input = prompt();

@@ -5,7 +5,7 @@ use holdfast_app::genesis::GenesisDoc;
 use holdfast_app::keys::SecretKey;
 use holdfast_proto::Message;
 use holdfast_proto::cosmos::base::v1beta1::Coin as PbCoin;
-use holdfast_proto::holdfast::{auth, bank, breaker, epochs, inference, participants};
+use holdfast_proto::holdfast::{auth, bank, breaker, epochs, escrow, inference, participants};
 use holdfast_types::{Address, Hrp, ValidatorUpdate};
 use serde_json::{Value, json};
 
@@ -201,6 +201,15 @@ pub(crate) fn genesis(seed: u64) -> Result<(Cast, GenesisDoc)> {
     let overrides = breaker_overrides(rng, &cast, &registered, doc.initial_height);
     let state = breaker::v1::GenesisState { overrides, ..Default::default() };
     doc.set_module("breaker", &state.encode_to_vec())?;
+
+    // Of its own stream: what else a seed gives does not depend on it.
+    let mut own = Rng::new(seed, "escrow genesis");
+    let state = escrow::v1::GenesisState {
+        params: Some(params::escrow(&mut own, DENOM).to_pb()),
+        next_escrow_id: 1,
+        ..escrow::v1::GenesisState::default()
+    };
+    doc.set_module("escrow", &state.encode_to_vec())?;
 
     if let Some(gov) = doc.app_state.get_mut("gov") {
         gov_params(rng, gov.get_mut("params").context("gov genesis without params")?);

@@ -12,12 +12,13 @@ use holdfast_proto::cosmos::bank::v1beta1::MsgSend;
 use holdfast_proto::cosmos::base::v1beta1::Coin as PbCoin;
 use holdfast_proto::cosmos::gov::v1 as gov;
 use holdfast_proto::cosmos::upgrade::v1beta1 as upgrade;
-use holdfast_proto::holdfast::{breaker, epochs, inference, participants};
+use holdfast_proto::holdfast::{breaker, epochs, escrow, inference, participants};
 use holdfast_proto::{Any, FieldMask, Message, Name, type_url};
 use holdfast_types::Address;
 use holdfast_types::traits::ParticipantsRead;
 
 use crate::cast::{Cast, DENOM, validator_key};
+use crate::escrow_ops;
 use crate::memory::{Memory, Open};
 use crate::params;
 use crate::rng::Rng;
@@ -83,6 +84,9 @@ pub(crate) fn operations() -> &'static [Operation] {
             signed::<inference::v1::MsgFinishInference>(6, finish),
             signed::<inference::v1::MsgReportFailure>(3, report),
             signed::<inference::v1::MsgCancelInference>(4, cancel_inference),
+            signed::<escrow::v1::MsgCreateEscrow>(10, escrow_ops::create),
+            signed::<escrow::v1::MsgSettleEscrow>(5, escrow_ops::settle),
+            signed::<escrow::v1::MsgDisputeEscrow>(6, escrow_ops::dispute),
             signed::<gov::MsgSubmitProposal>(16, submit),
             signed::<gov::MsgDeposit>(4, deposit),
             signed::<gov::MsgVote>(2, vote),
@@ -93,6 +97,7 @@ pub(crate) fn operations() -> &'static [Operation] {
             governed::<participants::v1::MsgUpdateParams>(4, participants_params),
             governed::<inference::v1::MsgUpdateParams>(10, inference_params),
             governed::<breaker::v1::MsgSetBreakerOverride>(8, breaker_override),
+            governed::<escrow::v1::MsgUpdateParams>(4, escrow_ops::escrow_params),
             governed::<auth::MsgUpdateParams>(2, auth_params),
             governed::<gov::MsgUpdateParams>(3, gov_params),
             governed::<upgrade::MsgSoftwareUpgrade>(5, software_upgrade),
@@ -221,15 +226,15 @@ impl Memory {
 
 impl Scene<'_> {
     /// True for the part of operations that shall be wrong in some way.
-    fn wrong(&mut self) -> bool {
+    pub(crate) fn wrong(&mut self) -> bool {
         self.rng.percent(6)
     }
 
-    fn anybody(&mut self) -> usize {
+    pub(crate) fn anybody(&mut self) -> usize {
         self.rng.below(self.cast.accounts.len())
     }
 
-    fn gateway(&mut self) -> usize {
+    pub(crate) fn gateway(&mut self) -> usize {
         *self.rng.pick(&self.cast.gateways)
     }
 
@@ -239,7 +244,7 @@ impl Scene<'_> {
         *self.rng.pick(list)
     }
 
-    fn name(&self, account: usize) -> String {
+    pub(crate) fn name(&self, account: usize) -> String {
         self.cast.accounts[account].bech32.clone()
     }
 
@@ -248,7 +253,7 @@ impl Scene<'_> {
     }
 
     /// Mostly a registered one.
-    fn model(&mut self) -> String {
+    pub(crate) fn model(&mut self) -> String {
         let registered = self.registered_models();
         if !registered.is_empty() && !self.wrong() {
             return self.rng.pick(&registered).clone();
@@ -256,7 +261,7 @@ impl Scene<'_> {
         self.rng.pick(&self.cast.models).clone()
     }
 
-    fn coin(&mut self, denom: &str, amount: u128) -> PbCoin {
+    pub(crate) fn coin(&mut self, denom: &str, amount: u128) -> PbCoin {
         let wrong = self.wrong();
         match self.rng.below(5) {
             0 if wrong => PbCoin { denom: denom.into(), amount: "0".into() },
@@ -268,14 +273,14 @@ impl Scene<'_> {
         }
     }
 
-    fn query<M: Message + Default>(&self, path: &str, request: &impl Message) -> Option<M> {
+    pub(crate) fn query<M: Message + Default>(&self, path: &str, request: &impl Message) -> Option<M> {
         let seed = || Ok([7; 32]);
         let reply = self.composition.query(self.view, path, &request.encode_to_vec(), &seed).ok()?;
         M::decode(reply.as_slice()).ok()
     }
 
     /// Some fields of `all`, or everything.
-    fn mask<S: AsRef<str> + Clone>(&mut self, all: &[S]) -> Option<FieldMask> {
+    pub(crate) fn mask<S: AsRef<str> + Clone>(&mut self, all: &[S]) -> Option<FieldMask> {
         let mut paths: Vec<String> = match self.rng.below(4) {
             0 => vec!["*".into()],
             1 => vec![self.rng.pick(all).as_ref().to_owned()],
@@ -294,7 +299,7 @@ impl Scene<'_> {
         Some(FieldMask { paths })
     }
 
-    fn authority(&mut self) -> String {
+    pub(crate) fn authority(&mut self) -> String {
         if self.rng.percent(2) {
             let account = self.anybody();
             return self.name(account);
@@ -325,7 +330,7 @@ impl Scene<'_> {
     }
 }
 
-fn send(scene: &mut Scene<'_>) -> Draft {
+pub(crate) fn send(scene: &mut Scene<'_>) -> Draft {
     let signer = scene.anybody();
     let to_address = match scene.rng.below(12) {
         0 => scene.cast.gov(),
@@ -747,7 +752,7 @@ fn register_model(scene: &mut Scene<'_>) -> Any {
 }
 
 /// Fields of a message by ascending number, each behind `prefix`.
-fn field_names<M: Name>(prefix: &str) -> Vec<String> {
+pub(crate) fn field_names<M: Name>(prefix: &str) -> Vec<String> {
     let message = holdfast_proto::pool().ok().and_then(|pool| pool.get_message_by_name(&M::full_name()));
     let mut fields: Vec<_> =
         message.iter().flat_map(|m| m.fields()).map(|f| (f.number(), f.name().to_owned())).collect();

@@ -100,6 +100,27 @@ pub(crate) fn participants(rng: &mut Rng, denom: &str) -> holdfast_participants:
     params
 }
 
+/// Parameters of x/escrow: lives and windows short enough to end within a run.
+pub(crate) fn escrow(rng: &mut Rng, denom: &str) -> holdfast_escrow::Params {
+    let params = holdfast_escrow::Params {
+        denom: denom.to_owned(),
+        create_fee: rng.unsigned(0, 300).into(),
+        fee_per_nonce: rng.unsigned(0, 20).into(),
+        token_price: if rng.percent(5) { u128::MAX } else { rng.unsigned(0, 4).into() },
+        cancel_charge_bp: *rng.pick(&[0, 5_000, 10_000]),
+        seal_grace_rounds: rng.range(1, 4) as u32,
+        max_nonce: *rng.pick(&[3, 8, 40, 20_000]),
+        max_live: *rng.pick(&[1, 4, 1_024]),
+        max_slots_per_owner: rng.range(0, 2) as u32,
+        max_slots: *rng.pick(&[2, 5, 128]),
+        max_lifetime_blocks: *rng.pick(&[1, 3, 6, 12, 1 << 40]),
+        dispute_window_blocks: *rng.pick(&[1, 3, 8]),
+        ..holdfast_escrow::Params::default()
+    };
+    debug_assert!(params.validate().is_ok(), "{params:?}");
+    params
+}
+
 /// Parameters of x/auth.
 pub(crate) fn auth(rng: &mut Rng) -> holdfast_auth::Params {
     let params = holdfast_auth::Params {

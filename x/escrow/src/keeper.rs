@@ -91,13 +91,6 @@ impl Keeper {
         };
         config.validate().map_err(EscrowError::from)?;
 
-        let epoch = deps.epochs.epoch(&*ctx.store, block.epoch)?;
-        let epoch = epoch.ok_or(EscrowError::Corrupt("the current epoch has no schedule"))?;
-        let next_length = deps.epochs.next_length(&*ctx.store, block.epoch)?.unwrap_or(epoch.length);
-        let stamp = |owner: &Address| -> Result<_, StoreError> {
-            Ok((*owner, deps.stamps.stamp(&*ctx.store, block, &config.model, owner)?))
-        };
-        let stamps = config.owners().keys().map(stamp).collect::<Result<Vec<_>, _>>()?;
         deps.bank.send(ctx, &msg.creator, &module_account(), &msg.amount).map_err(|error| {
             if error.codespace != sdk::CODESPACE || error.code != sdk::INSUFFICIENT_FUNDS {
                 return error;
@@ -105,6 +98,13 @@ impl Keeper {
             let needed = format!("{}{}", msg.amount.amount, msg.amount.denom);
             EscrowError::InsufficientFunds { needed, reason: error.message }.into()
         })?;
+        let epoch = deps.epochs.epoch(&*ctx.store, block.epoch)?;
+        let epoch = epoch.ok_or(EscrowError::Corrupt("the current epoch has no schedule"))?;
+        let next_length = deps.epochs.next_length(&*ctx.store, block.epoch)?.unwrap_or(epoch.length);
+        let stamp = |owner: &Address| -> Result<_, StoreError> {
+            Ok((*owner, deps.stamps.stamp(&*ctx.store, block, &config.model, owner)?))
+        };
+        let stamps = config.owners().keys().map(stamp).collect::<Result<Vec<_>, _>>()?;
         for (owner, _) in &stamps {
             BY_OWNER.insert(ctx.store, &(*owner, id))?;
         }

@@ -149,7 +149,9 @@ impl<S: CommitStore> Load<S> {
     fn escrows(&mut self) {
         let height = self.net.height() + 1;
         let rng = &mut self.escrow_rng;
-        if rng.percent(25) {
+        // Seldom and in bursts: a chain and its import go on alike only until a group is drawn.
+        let creations = if height % 35 < 3 { 1 + rng.below(4) } else { 0 };
+        for _ in 0..creations {
             let creator = self.net.gateway(rng.below(3));
             let message =
                 create_escrow_msg(&creator, 1 + rng.below(4) as u32, 900 + rng.below(5_000) as u128);

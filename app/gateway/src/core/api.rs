@@ -7,6 +7,8 @@ use holdfast_proto::holdfast::host::v1 as pb;
 use holdfast_types::Address;
 use thiserror::Error;
 
+use super::status::FlagView;
+
 /// Names a request of a client inside one process.
 pub type RequestId = u64;
 /// Names a call to a host inside one process. Never used twice, also not after a restart of the core in one process
@@ -222,7 +224,8 @@ pub enum Lane {
 /// What the driver shall do, in this order.
 #[derive(Debug, Clone)]
 pub enum Effect {
-    /// Call a host. All that it tells is durable already.
+    /// Call a host. All that it tells is durable already. Exactly one end comes back for each, also for those that the
+    /// driver gives up: [`Event::CallDone`], for Infer [`Event::StreamEnded`].
     Call {
         /// Comes back in the events.
         call_id: CallId,
@@ -451,64 +454,6 @@ pub enum Metric {
         /// How long.
         ms: u64,
     },
-}
-
-/// A divergence flag as the service shows it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FlagView {
-    /// The escrow.
-    pub escrow_id: u64,
-    /// Whom.
-    pub participant: Address,
-    /// First nonce known to differ.
-    pub diverged_nonce: u64,
-    /// Our root there.
-    pub our_root: [u8; 32],
-    /// Its root there.
-    pub their_root: [u8; 32],
-    /// Its signature.
-    pub signature: Vec<u8>,
-    /// Digest that it signed.
-    pub signed_digest: [u8; 32],
-    /// Counts flags and reopenings.
-    pub generation: u64,
-    /// Unix seconds.
-    pub flagged_at: u64,
-    /// Where its repair stands.
-    pub phase: RepairView,
-    /// Attempts of this generation.
-    pub attempt: u32,
-    /// 0 to 3.
-    pub level: u8,
-    /// It holds another state at a nonce that it applied.
-    pub forked: bool,
-    /// Nonce that the attempt aims at.
-    pub target: u64,
-    /// Time towards giving up.
-    pub elapsed_ms: u64,
-    /// How the last attempt ended.
-    pub last_verdict: String,
-    /// Forgiven by an operator.
-    pub released: bool,
-    /// First nonce with another root; 0 = unknown.
-    pub first_bad_nonce: u64,
-    /// How often restored in this escrow.
-    pub restored: u64,
-}
-
-/// Phases of a repair.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum RepairView {
-    /// Waits for its next attempt.
-    Waiting,
-    /// Brings diffs.
-    Teaching,
-    /// Asks for a fresh signature.
-    Verifying,
-    /// No more attempts.
-    GaveUp,
-    /// The session ended.
-    Stopped,
 }
 
 /// Signs with the key of the gateway.

@@ -1,22 +1,16 @@
 //! The calls of one repair attempt, and how their replies are judged: nothing but a fresh signature over our root
 //! clears, and nothing but signed words counts against a host.
 
-use holdfast_escrow::divergence::{
-    DivergenceFlag, DivergenceKeeper, Evidence, EvidenceKind, FlagChange, Moment, Subject,
-};
+use holdfast_escrow::divergence::{DivergenceKeeper, Evidence, EvidenceKind, Subject};
 use holdfast_escrow::repair::{
-    Answer, Attempt, Bisect, Effect as RepairEffect, Failure, LogStage, NonceUse, OurPoint, ProofReply,
-    ProofVerdict, RepairEvent, RepairPhase, majority_unreachable, nonce_use, verify_proof,
+    Answer, Attempt, Bisect, Failure, OurPoint, ProofReply, ProofVerdict, RepairEvent, verify_proof,
 };
-use holdfast_escrow::session::{Diff, Hash, Phase, Signature};
+use holdfast_escrow::session::Diff;
 use holdfast_proto::holdfast::host::v1 as pb;
 use holdfast_types::Address;
 
-use super::api::{CallError, CallId, Effect, HostCall, Lane, Metric, Verb, VerbError};
-use super::evidence::Mismatch;
-use super::members::Bound;
-use super::permits::Ticket;
-use super::repair::{Brought, Running, Search, evidence_of};
+use super::api::{CallError, CallId, HostCall, Lane};
+use super::repair::{Brought, Search, evidence_of};
 use super::{GatewayCore, Purpose};
 
 impl GatewayCore {

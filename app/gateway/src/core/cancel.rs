@@ -1,21 +1,14 @@
 //! What ends early: clients that leave, deadlines, silent streams. Our own doing blames nobody.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 
-use holdfast_escrow::session::{KIND_CANCELLED, Phase, Tx};
+use holdfast_escrow::session::Tx;
 use holdfast_proto::holdfast::host::v1 as pb;
 use holdfast_types::Address;
-use sha2::{Digest, Sha256};
 
-use super::api::{
-    CallError, CallId, ClientEvent, Effect, HostCall, Lane, RequestError, RequestId, UserRequest,
-};
-use super::limiter::Verdict;
-use super::members::{Bound, Shown, Then};
-use super::picker::{Look, Pick, Standing, pick};
+use super::api::{CallError, ClientEvent, Effect, HostCall, Lane, RequestError, RequestId};
 use super::queue::Asking;
-use super::sequencer::{Step, StepError};
-use super::store::{DUES, StartKind};
+use super::store::DUES;
 use super::{GatewayCore, Purpose};
 
 /// Tries of one CancelInference.

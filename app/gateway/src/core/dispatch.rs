@@ -1,21 +1,13 @@
 //! Starts that are sent: the Infer, its stream, and what happens when it fails.
 
-use std::collections::{BTreeSet, VecDeque};
-
-use holdfast_escrow::session::{KIND_CANCELLED, Phase, Tx};
+use holdfast_escrow::session::{KIND_CANCELLED, Tx};
 use holdfast_proto::holdfast::host::v1 as pb;
 use holdfast_types::Address;
 use sha2::{Digest, Sha256};
 
-use super::api::{
-    CallError, CallId, ClientEvent, Effect, HostCall, Lane, RequestError, RequestId, UserRequest,
-};
-use super::limiter::Verdict;
+use super::api::{CallError, CallId, ClientEvent, Effect, HostCall, Lane, RequestError, RequestId};
 use super::members::{Bound, Shown, Then};
-use super::picker::{Look, Pick, Standing, pick};
 use super::queue::Asking;
-use super::sequencer::{Step, StepError};
-use super::store::{DUES, StartKind};
 use super::{GatewayCore, Purpose};
 
 /// A Start that was sent, until its stream ends.

@@ -1,21 +1,10 @@
 //! Questions that cost nothing: pings of throttled participants, and what hosts have for the log.
 
-use std::collections::{BTreeSet, VecDeque};
-
-use holdfast_escrow::session::{KIND_CANCELLED, Phase, Tx};
 use holdfast_proto::holdfast::host::v1 as pb;
 use holdfast_types::Address;
-use sha2::{Digest, Sha256};
 
-use super::api::{
-    CallError, CallId, ClientEvent, Effect, HostCall, Lane, RequestError, RequestId, UserRequest,
-};
+use super::api::{CallError, HostCall, Lane};
 use super::limiter::Verdict;
-use super::members::{Bound, Shown, Then};
-use super::picker::{Look, Pick, Standing, pick};
-use super::queue::Asking;
-use super::sequencer::{Step, StepError};
-use super::store::{DUES, StartKind};
 use super::{GatewayCore, Purpose};
 
 impl GatewayCore {

@@ -2,27 +2,23 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use holdfast_escrow::session::{KIND_CANCELLED, Phase, Tx};
-use holdfast_proto::holdfast::host::v1 as pb;
+use holdfast_escrow::session::Phase;
 use holdfast_types::Address;
-use sha2::{Digest, Sha256};
 
-use super::api::{
-    CallError, CallId, ClientEvent, Effect, HostCall, Lane, RequestError, RequestId, UserRequest,
-};
+use super::GatewayCore;
+use super::api::{ClientEvent, RequestError, UserRequest};
 use super::limiter::Verdict;
-use super::members::{Bound, Shown, Then};
+use super::members::Bound;
 use super::picker::{Look, Pick, Standing, pick};
 use super::sequencer::{Step, StepError};
-use super::store::{DUES, StartKind};
-use super::{GatewayCore, Purpose};
+use super::store::StartKind;
 
 /// Body of a ghost. It can be run: a voter may challenge it.
 pub(super) const GHOST_BODY: &[u8] = br#"{"messages":[{"role":"user","content":"ping"}],"max_tokens":1}"#;
 /// Limits of a ghost: tokens of prompt and answer.
 pub(super) const GHOST_LIMITS: (u32, u32) = (64, 1);
-/// Steps of the picker per event: every step spends a nonce, answers a request or ends the loop.
-const MAX_STEPS: usize = 512;
+/// Steps of the picker per event. Each makes a diff durable, and what was dispatched leaves only after the event.
+const MAX_STEPS: usize = 16;
 
 /// A request on its way to a host.
 #[derive(Debug, Clone)]
@@ -244,6 +240,9 @@ impl GatewayCore {
             asking.burned >= budget
                 || !asking.excluded.is_empty() && usable.iter().all(|p| asking.excluded.contains(p))
         };
+        if !self.queue.iter().any(hopeless) {
+            return;
+        }
         let (gone, rest) = std::mem::take(&mut self.queue).into_iter().partition(hopeless);
         self.queue = rest;
         let gone: VecDeque<Asking> = gone;

@@ -6,18 +6,18 @@ use holdfast_escrow::divergence::{
     DivergenceFlag, DivergenceKeeper, Evidence, EvidenceKind, FlagChange, Moment, Subject,
 };
 use holdfast_escrow::repair::{
-    Answer, Attempt, Bisect, Effect as RepairEffect, Failure, LogStage, NonceUse, OurPoint, ProofReply,
-    ProofVerdict, RepairEvent, RepairPhase, majority_unreachable, nonce_use, verify_proof,
+    Bisect, Effect as RepairEffect, LogStage, NonceUse, RepairEvent, RepairPhase, majority_unreachable,
+    nonce_use,
 };
-use holdfast_escrow::session::{Diff, Hash, Phase, Signature};
+use holdfast_escrow::session::{Hash, Phase, Signature};
 use holdfast_proto::holdfast::host::v1 as pb;
 use holdfast_types::Address;
 
-use super::api::{CallError, CallId, Effect, HostCall, Lane, Metric, Verb, VerbError};
+use super::GatewayCore;
+use super::api::{CallError, CallId, Effect, HostCall, Metric, Verb, VerbError};
 use super::evidence::Mismatch;
-use super::members::Bound;
+use super::members::{Bound, Then};
 use super::permits::Ticket;
-use super::{GatewayCore, Purpose};
 
 /// Steps that one event may lead to: each ends an attempt or sends a call.
 const MAX_CHAIN: usize = 8;
@@ -187,9 +187,8 @@ impl GatewayCore {
         let mut next = None;
         for effect in effects {
             match effect {
-                RepairEffect::InsertFlag
-                | RepairEffect::RecordEvidence { .. }
-                | RepairEffect::HandleTimeout => {}
+                RepairEffect::InsertFlag => self.withhold(participant),
+                RepairEffect::RecordEvidence { .. } | RepairEffect::HandleTimeout => {}
                 RepairEffect::ClearFlag => {
                     if let Some(member) = self.member(participant) {
                         member.bound = Bound::Agreed;
@@ -270,6 +269,20 @@ impl GatewayCore {
             }
         }
         next
+    }
+
+    /// Requests that wait for this participant's catch-up move on at once.
+    fn withhold(&mut self, participant: &Address) {
+        let Some(member) = self.member(participant) else { return };
+        let (infers, rest) =
+            std::mem::take(&mut member.waiting).into_iter().partition(|then| matches!(then, Then::Infer(_)));
+        member.waiting = rest;
+        let infers: Vec<Then> = infers;
+        for then in infers {
+            if let Then::Infer(nonce) = then {
+                self.flight_failed(nonce, CallError::Aborted);
+            }
+        }
     }
 
     pub(super) fn release_permit(&mut self, participant: &Address) {

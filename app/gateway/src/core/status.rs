@@ -7,11 +7,104 @@ use holdfast_proto::holdfast::gateway::v1 as gw;
 use holdfast_types::{Address, Hrp};
 
 use super::GatewayCore;
-use super::api::{FlagView, RepairView, RetireReason};
+use super::api::RetireReason;
 use super::store::{Counters, StartKind};
 
 /// Silence of every host after which the session is not ready.
 const ALIVE_MS: u64 = 60_000;
+
+/// A divergence flag as the service shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FlagView {
+    /// The escrow.
+    pub escrow_id: u64,
+    /// Whom.
+    pub participant: Address,
+    /// First nonce known to differ.
+    pub diverged_nonce: u64,
+    /// Our root there.
+    pub our_root: [u8; 32],
+    /// Its root there.
+    pub their_root: [u8; 32],
+    /// Its signature.
+    pub signature: Vec<u8>,
+    /// Digest that it signed.
+    pub signed_digest: [u8; 32],
+    /// Counts flags and reopenings.
+    pub generation: u64,
+    /// Unix seconds.
+    pub flagged_at: u64,
+    /// Where its repair stands.
+    pub phase: RepairView,
+    /// Attempts of this generation.
+    pub attempt: u32,
+    /// 0 to 3.
+    pub level: u8,
+    /// It holds another state at a nonce that it applied.
+    pub forked: bool,
+    /// Nonce that the attempt aims at.
+    pub target: u64,
+    /// Time towards giving up.
+    pub elapsed_ms: u64,
+    /// How the last attempt ended.
+    pub last_verdict: String,
+    /// Forgiven by an operator.
+    pub released: bool,
+    /// First nonce with another root; 0 = unknown.
+    pub first_bad_nonce: u64,
+    /// How often restored in this escrow.
+    pub restored: u64,
+}
+
+impl FlagView {
+    /// As the gateway's service answers it.
+    pub fn to_proto(&self, hrp: &Hrp) -> gw::DivergenceFlag {
+        let phase = match self.phase {
+            RepairView::Waiting => gw::RepairPhase::Waiting,
+            RepairView::Teaching => gw::RepairPhase::Teaching,
+            RepairView::Verifying => gw::RepairPhase::Verifying,
+            RepairView::GaveUp => gw::RepairPhase::GaveUp,
+            RepairView::Stopped => gw::RepairPhase::Stopped,
+        };
+        gw::DivergenceFlag {
+            escrow_id: self.escrow_id,
+            participant: self.participant.to_bech32(hrp),
+            reason: holdfast_escrow::divergence::REASON.to_owned(),
+            diverged_nonce: self.diverged_nonce,
+            our_root: self.our_root.to_vec(),
+            their_root: self.their_root.to_vec(),
+            signature: self.signature.clone(),
+            signed_digest: self.signed_digest.to_vec(),
+            generation: self.generation,
+            flagged_at: self.flagged_at,
+            phase: phase as i32,
+            attempt: self.attempt,
+            level: u32::from(self.level),
+            forked: self.forked,
+            target: self.target,
+            elapsed_ms: self.elapsed_ms,
+            last_verdict: self.last_verdict.clone(),
+            released: self.released,
+            first_bad_nonce: self.first_bad_nonce,
+            restored: self.restored,
+        }
+    }
+}
+
+/// Phases of a repair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum RepairView {
+    /// Waits for its next attempt.
+    Waiting,
+    /// Brings diffs.
+    Teaching,
+    /// Asks for a fresh signature.
+    Verifying,
+    /// No more attempts.
+    GaveUp,
+    /// The session ended.
+    Stopped,
+}
 
 /// One participant of a session.
 #[derive(Debug, Clone, PartialEq, Eq)]

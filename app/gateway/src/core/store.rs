@@ -54,8 +54,6 @@ pub(super) struct Meta {
     pub(super) settled: bool,
     /// Our tip when we began to doubt ourselves; 0 = we do not.
     pub(super) suspect_at: u64,
-    /// Flags raised in this escrow: shortens the give-up deadline.
-    pub(super) raises: u32,
 }
 
 /// A state at a nonce.

@@ -250,7 +250,7 @@ pub(super) async fn unit(
         releases.all(request(&id, 32).session(), CUT.len()).await;
     }
     let key = KvKey::new(session(number), 0);
-    let plan = OpenPlan { max_positions: 1, lease_ms: 60_000, sampling: Sampling::GREEDY };
+    let plan = OpenPlan { max_positions: 1, lease_ms: 60_000, sampling: Sampling::GREEDY, trace: None };
     first.open(key, plan).await?;
     for _ in 0..20 {
         let begun = Instant::now();

@@ -460,7 +460,7 @@ fn three_shards_behind_their_adapters_give_the_tokens_and_logits_of_the_whole_mo
         .map(|model| LocalShard::new(model, ShardSettings::new("test"), Arc::new(clock.clone())))
         .collect();
     let key = KvKey::new(SessionId([7; 16]), 0);
-    let plan = OpenPlan { max_positions: 12, lease_ms: 10_000, sampling: Sampling::GREEDY };
+    let plan = OpenPlan { max_positions: 12, lease_ms: 10_000, sampling: Sampling::GREEDY, trace: None };
     let got = clock.run(async {
         let mut got = Vec::new();
         let mut input = PROMPT.to_vec();

@@ -130,6 +130,14 @@ struct Gateway {
     paid: bool,
 }
 
+/// A call as it left the gateway, for scenarios.
+#[derive(Debug, Clone)]
+pub(super) struct Seen {
+    pub(super) at_ms: u64,
+    pub(super) host: usize,
+    pub(super) call: Rc<HostCall>,
+}
+
 /// How a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Over {
@@ -162,6 +170,12 @@ pub(super) struct World<'a> {
     op_id: u64,
     pub(super) trace: bool,
     pub(super) stages: BTreeMap<&'static str, u64>,
+    /// Calls, when asked for.
+    pub(super) seen: Option<Vec<Seen>>,
+    /// What clients were told.
+    pub(super) told: Vec<(u64, ClientEvent)>,
+    /// Of the running gateway.
+    pub(super) permits: PermitPool,
 }
 
 impl<'a> World<'a> {
@@ -197,6 +211,9 @@ impl<'a> World<'a> {
             op_id: 0,
             trace,
             stages: BTreeMap::new(),
+            seen: None,
+            told: Vec::new(),
+            permits: PermitPool::new(8),
         };
         let items: Vec<(usize, u64)> =
             world.items.iter().map(|(number, item)| (*number, BEGIN_MS + 100 + item.at_ms)).collect();
@@ -214,20 +231,35 @@ impl<'a> World<'a> {
     /// Plays to the end.
     pub(super) fn play(&mut self) -> Result<Totals, Breach> {
         while self.over.is_none() {
-            let Some(((at_ms, _), next)) = self.queue.pop_first() else {
-                return breach(Law::SessionSettles, "nothing is left to happen");
-            };
-            self.now_ms = at_ms;
-            self.watch.totals.steps += 1;
-            self.steps_now =
-                if self.steps_now.0 == at_ms { (at_ms, self.steps_now.1 + 1) } else { (at_ms, 1) };
-            if self.watch.totals.steps > STEPS_MAX || self.steps_now.1 > STEPS_PER_MS {
-                return breach(Law::NoBusyLoop, format!("{} steps", self.watch.totals.steps));
-            }
-            self.happen(next)?;
+            self.step()?;
         }
         self.finish()?;
         Ok(self.watch.totals.clone())
+    }
+
+    /// Plays until so many milliseconds after the begin.
+    pub(super) fn play_until(&mut self, ms: u64) -> Check {
+        while let Some((&(at_ms, _), _)) = self.queue.first_key_value() {
+            if at_ms > BEGIN_MS + ms || self.over.is_some() {
+                break;
+            }
+            self.step()?;
+        }
+        self.now_ms = self.now_ms.max(BEGIN_MS + ms);
+        Ok(())
+    }
+
+    fn step(&mut self) -> Check {
+        let Some(((at_ms, _), next)) = self.queue.pop_first() else {
+            return breach(Law::SessionSettles, "nothing is left to happen");
+        };
+        self.now_ms = at_ms;
+        self.watch.totals.steps += 1;
+        self.steps_now = if self.steps_now.0 == at_ms { (at_ms, self.steps_now.1 + 1) } else { (at_ms, 1) };
+        if self.watch.totals.steps > STEPS_MAX || self.steps_now.1 > STEPS_PER_MS {
+            return breach(Law::NoBusyLoop, format!("{} steps", self.watch.totals.steps));
+        }
+        self.happen(next)
     }
 
     fn finish(&mut self) -> Check {
@@ -248,6 +280,20 @@ impl<'a> World<'a> {
             self.watch.charges(&blameless, &self.asked_to_fail)?;
         }
         Ok(())
+    }
+
+    /// Does now what an item of a schedule would.
+    #[cfg(test)]
+    pub(super) fn now_happens(&mut self, what: What) -> Check {
+        let number = 10_000 + self.items.len();
+        self.items.insert(number, Item { at_ms: self.since(), what });
+        self.item(number)
+    }
+
+    /// Name of the request that was made last.
+    #[cfg(test)]
+    pub(super) fn last_request(&self) -> u64 {
+        9_999 + self.items.len() as u64 + 1
     }
 
     /// Milliseconds since the begin.
@@ -373,13 +419,14 @@ impl<'a> World<'a> {
         self.gateway.boot += 1;
         let mut drawn = Rng::new(self.cast.seed ^ self.gateway.boot.rotate_left(32), "escrow challenges");
         let entropy = move || -> [u8; 32] { Sha256::digest(drawn.bytes(32)).into() };
+        self.permits = PermitPool::new(8);
         let opened = GatewayCore::open(
             Box::new(self.gateway.db.clone()),
             self.cast.gateway.clone(),
             (*self.cast.terms).clone(),
             Box::new(self.cast.gateway_key.clone()),
             Box::new(entropy),
-            PermitPool::new(8),
+            self.permits.clone(),
             self.now(),
         );
         let (core, effects) = match opened {
@@ -520,7 +567,11 @@ impl<'a> World<'a> {
                 self.gateway.calls.insert(call_id, OpenCall { host, infer, last_ms: self.now_ms });
                 let gateway_boot = self.gateway.boot;
                 self.after(timeout_ms, Do::CallTimeout { gateway_boot, call_id });
-                self.send(host, call_id, Rc::new(call));
+                let call = Rc::new(call);
+                if let Some(seen) = &mut self.seen {
+                    seen.push(Seen { at_ms: self.now_ms - BEGIN_MS, host, call: call.clone() });
+                }
+                self.send(host, call_id, call);
                 Ok(())
             }
             Effect::AbortCall { call_id } => {
@@ -531,6 +582,9 @@ impl<'a> World<'a> {
                 self.say(|| format!("<- client {request_id}: {event:?}"));
                 if matches!(event, ClientEvent::Failed(_)) {
                     *self.stages.entry("client failed").or_default() += 1;
+                }
+                if self.seen.is_some() {
+                    self.told.push((request_id, event.clone()));
                 }
                 self.watch.client(request_id, &event)
             }

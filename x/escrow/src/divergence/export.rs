@@ -6,6 +6,7 @@ use holdfast_store::{KvRead, KvWrite, Order, StoreError, successor};
 use super::journal::{AUDIT_NUMBERS, AUDIT_ROWS, AUDITS_KEPT, CHANGE_NUMBERS, CHANGE_ROWS, CHANGES_KEPT};
 use super::keeper::{EVIDENCE_ROWS, FLAG_ROWS, HISTORY_ROWS};
 use super::{AuditRow, DivergenceError, DivergenceFlag, Evidence, FlagChange, History, PREFIXES, Subject};
+use crate::repair::{RepairConfig, RepairState};
 
 /// Every row of a store. Its borsh bytes are the format of an export file.
 #[derive(Debug, Clone, PartialEq, Eq, Default, BorshSerialize, BorshDeserialize)]
@@ -52,8 +53,8 @@ pub fn export(store: &dyn KvRead) -> Result<Export, DivergenceError> {
 /// Writes every row into an empty store.
 ///
 /// # Errors
-/// `NotEmpty`; `Import` for rows out of order or twice, a flag without the history of its generation, evidence that its
-/// history does not count, and journals that are longer than what is kept or do not end in their last number.
+/// `NotEmpty`; `Import` for rows out of order or twice, a flag without the history of its generation or with a repair
+/// that no step leads to, evidence that its history does not count, and journals that are longer than what is kept or do not end in their last number.
 pub fn import(store: &mut dyn KvWrite, export: &Export) -> Result<(), DivergenceError> {
     for prefix in PREFIXES {
         let start = prefix.bytes();
@@ -100,6 +101,14 @@ fn check(export: &Export) -> Result<(), DivergenceError> {
     };
     if export.flags.iter().any(|f| history(&f.subject).is_none_or(|h| h.generation != f.generation)) {
         return wrong("a flag has no history of its generation");
+    }
+    let sound = |repair: &RepairState| {
+        repair.attempt > 0
+            && repair.level <= RepairConfig::TOP_LEVEL
+            && (1..=RepairConfig::MAX_CHUNK_DIFFS).contains(&repair.chunk_diffs)
+    };
+    if !export.flags.iter().all(|flag| sound(&flag.repair)) {
+        return wrong("a repair is out of range");
     }
     if export.evidence.iter().any(|(subject, n, _)| history(subject).is_none_or(|h| *n >= h.evidence)) {
         return wrong("evidence without a history that counts it");

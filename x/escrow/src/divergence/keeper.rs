@@ -150,7 +150,7 @@ impl DivergenceKeeper {
             since_ms: moment.since_ms,
         };
         let outcome = step(&ctx, before.as_ref().map(|flag| &flag.repair), event)?;
-        let Outcome { state, generation, effects } = outcome;
+        let Outcome { state, cleared, generation, effects } = outcome;
         let known = history.clone();
         history.generation = generation;
 
@@ -163,9 +163,9 @@ impl DivergenceKeeper {
             }
             (flag, _) => flag,
         };
-        if let (Some(flag), Some(state)) = (&mut flag, &state) {
+        if let (Some(flag), Some(repair)) = (&mut flag, state.as_ref().or(cleared.as_ref())) {
             flag.generation = generation;
-            flag.repair = state.clone();
+            flag.repair = repair.clone();
         }
         for effect in &effects {
             match effect {

@@ -63,6 +63,8 @@ pub struct ConfigError {
 impl RepairConfig {
     /// Last level of the backoff.
     pub const TOP_LEVEL: u8 = 3;
+    /// Diffs in one chunk, whatever is configured.
+    pub const MAX_CHUNK_DIFFS: u32 = 200;
 
     /// Checks each field; the deadline is mandatory.
     ///
@@ -82,7 +84,7 @@ impl RepairConfig {
             ("first_wait_ms", self.first_wait_ms <= MINUTE_MS, "at most 1 minute"),
             ("short_wait_ms", (10..=MINUTE_MS).contains(&self.short_wait_ms), "10 ms to 1 minute"),
             ("restart_spread_ms", self.restart_spread_ms <= MINUTE_MS, "at most 1 minute"),
-            ("chunk_diffs", (1..=200).contains(&self.chunk_diffs), "1 to 200"),
+            ("chunk_diffs", (1..=Self::MAX_CHUNK_DIFFS).contains(&self.chunk_diffs), "1 to 200"),
         ];
         rows.iter()
             .find(|(_, ok, _)| !ok)

@@ -71,9 +71,10 @@ pub enum RepairEvent {
         /// Nonce of the refused diff.
         nonce: u64,
     },
-    /// The attempt's time or bytes are used up.
+    /// The attempt's time or bytes are used up by Teach; GetSignatures has a time limit of its own.
     BudgetUsed,
-    /// A valid signature over another root at a nonce the host applied, or a DiffFork whose diff is not signed by us.
+    /// A valid signature over another root at a nonce the host applied, or a DiffFork whose diff is not signed by us (two
+    /// diffs of ours at one nonce are our own fault, not an event of a repair).
     Forked {
         /// Nonce of that root or diff.
         nonce: u64,
@@ -121,9 +122,9 @@ pub enum RepairEvent {
     SessionEnded,
     /// First event after a restart of the gateway.
     Restarted,
-    /// Our root or store cannot be read.
+    /// Our root or store cannot be read: for every repair, and again instead of `Due` while it lasts.
     StoreUnreadable,
-    /// Our store can be read again.
+    /// Our store can be read again. Optional: the next `Due` says it too.
     StoreReadable,
 }
 
@@ -203,7 +204,8 @@ pub enum Effect {
     CallReset,
     /// Call Bind: [`RepairEvent::Bound`], or `Failed`.
     SendBind,
-    /// Send the next chunk from the cursor, up to the target, with the attempt's challenge in the last one.
+    /// Send the next chunk from the cursor, up to the target, with the attempt's challenge in the last one. With the
+    /// cursor at the target it is empty: the reply says where the host is.
     Teach {
         /// At most so many diffs, and the chunk's bytes.
         max_diffs: u32,

@@ -148,6 +148,8 @@ pub struct RepairState {
     pub chunk_diffs: u32,
     /// The running attempt moved the cursor.
     pub progress: bool,
+    /// Nonce that the running attempt brought the host to; 0 = no chunk yet.
+    pub reached: u64,
     /// The running attempt found the host at an older snapshot once.
     pub old_snapshot: bool,
 }
@@ -172,6 +174,7 @@ impl RepairState {
             bind_due: false,
             chunk_diffs: config.chunk_diffs,
             progress: false,
+            reached: 0,
             old_snapshot: false,
         }
     }

@@ -40,6 +40,8 @@ pub struct RepairContext<'a> {
 pub struct Outcome {
     /// The repair from now on; `None` = there is no flag.
     pub state: Option<RepairState>,
+    /// The repair as a proof ended it.
+    pub cleared: Option<RepairState>,
     /// Its generation.
     pub generation: u64,
     /// What to do, in this order.
@@ -82,11 +84,12 @@ pub fn step(
     repair.count_time(event);
     repair.take(event)?;
     let Repair { state, generation, cleared, effects, .. } = repair;
-    Ok(Outcome { state: (!cleared).then_some(state), generation, effects })
+    let (state, cleared) = if cleared { (None, Some(state)) } else { (Some(state), None) };
+    Ok(Outcome { state, cleared, generation, effects })
 }
 
 fn unflagged(ctx: &RepairContext<'_>, event: &RepairEvent) -> Result<Outcome, RepairError> {
-    let mut outcome = Outcome { state: None, generation: ctx.generation, effects: Vec::new() };
+    let mut outcome = Outcome { state: None, cleared: None, generation: ctx.generation, effects: Vec::new() };
     match *event {
         RepairEvent::ForceTeach | RepairEvent::GiveUp | RepairEvent::Release => {
             return Err(RepairError::NotFlagged);
@@ -188,11 +191,6 @@ impl Repair<'_> {
                 let wait = if self.state.progress { Wait::Short } else { Wait::Next };
                 self.end(if self.state.progress { Verdict::Budget } else { Verdict::TimedOut }, wait);
             }
-            // Time that runs out while the host is asked for its signature brought no signature.
-            (RepairEvent::BudgetUsed, Verifying) => {
-                self.effects.push(Effect::Cancel);
-                self.end(Verdict::TimedOut, Wait::Next);
-            }
             (RepairEvent::Forked { nonce }, Teaching | Verifying) => {
                 self.evidence(*nonce);
                 self.state.forked = true;
@@ -251,12 +249,13 @@ impl Repair<'_> {
             }
             (RepairEvent::Restarted, Waiting | Teaching | Verifying) => self.restarted(),
             (RepairEvent::StoreUnreadable, Waiting | Teaching | Verifying) => {
-                if phase.in_attempt() {
+                if !self.state.paused {
                     self.void(Verdict::StoreUnreadable);
-                    self.state.due_in_ms = self.ctx.config.short_wait_ms;
+                    self.state.phase = Waiting;
+                    self.state.paused = true;
                 }
-                self.state.phase = Waiting;
-                self.state.paused = true;
+                // The next look; the rest of the wait stands still.
+                self.effects.push(Effect::WakeIn(self.ctx.config.short_wait_ms));
             }
             (RepairEvent::StoreReadable, Waiting) if self.state.paused => {
                 self.state.paused = false;
@@ -301,13 +300,13 @@ impl Repair<'_> {
     }
 
     fn due(&mut self, permit: bool) {
-        let asleep = self.state.paused || self.state.due_in_ms > 0;
+        // A driver that can still not read our store says so instead.
+        self.state.paused = false;
+        let asleep = self.state.due_in_ms > 0;
         if permit && (asleep || self.deadline_passed()) {
             self.effects.push(Effect::ReleasePermit);
         }
-        if self.state.paused {
-            self.effects.push(Effect::Ignored);
-        } else if asleep {
+        if asleep {
             self.effects.push(Effect::WakeIn(self.state.due_in_ms));
         } else if self.deadline_passed() {
             self.give_up();
@@ -323,6 +322,7 @@ impl Repair<'_> {
         state.phase = RepairPhase::Teaching;
         state.target = self.ctx.tip;
         state.progress = false;
+        state.reached = 0;
         state.old_snapshot = false;
         self.effects.push(Effect::StartAttempt {
             generation: self.generation,
@@ -353,10 +353,12 @@ impl Repair<'_> {
     }
 
     fn applied(&mut self, nonce: u64) {
-        if nonce > self.ctx.tip {
-            // A host cannot hold what we did not make; unsigned it is no evidence either.
+        // A host cannot hold what we did not make (unsigned it is no evidence either), and a chunk that moves nothing
+        // would be sent for ever.
+        if nonce > self.ctx.tip || (nonce <= self.state.reached && nonce < self.state.target) {
             return self.failed(Failure::Malformed);
         }
+        self.state.reached = nonce;
         self.state.progress = true;
         self.effects.push(Effect::MoveCursor(nonce));
         if nonce < self.state.target {
@@ -372,6 +374,7 @@ impl Repair<'_> {
             return self.end(Verdict::Behind, Wait::Next);
         }
         self.state.old_snapshot = true;
+        self.state.reached = have;
         self.next_call(false);
     }
 

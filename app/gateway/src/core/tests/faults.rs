@@ -241,3 +241,89 @@ fn a_stop_tells_clients_and_leaves_everything_to_the_next_start() {
     world.restart(false);
     assert_eq!(world.core.open_starts().count(), 1);
 }
+
+#[test]
+fn another_diff_at_the_next_nonce_of_our_log_stops_the_sequencer_and_nothing_is_sent() {
+    let mut world = World::new(4);
+    world.run(100);
+    world.ask();
+    world.run(3_000);
+    let nonce = world.core.status().nonce;
+    // A second gateway wrote to the same store.
+    let foreign = borsh::to_vec(&vec![1u8, 2, 3]).unwrap();
+    world.db.damage(&DIFFS.key(&(7, nonce + 1)), Some(&foreign));
+    let infers: u64 = world.hosts.values().map(|host| host.infers).sum();
+    let id = world.ask();
+    world.run(100);
+    assert_eq!(world.clients[&id].last(), Some(&ClientEvent::Failed(RequestError::Storage)));
+    assert_eq!(world.core.status().nonce, nonce);
+    assert_eq!(world.hosts.values().map(|host| host.infers).sum::<u64>(), infers);
+    assert!(world.logs.iter().any(|line| line.stage == "gateway_storage_failed" && line.alarm));
+}
+
+#[test]
+fn the_same_bytes_at_the_next_nonce_are_a_repeated_append() {
+    let mut world = World::new(4);
+    world.run(100);
+    // The commit reached the disk, and the process hears of a failure: the next process holds the diff already.
+    world.db.fault(1, Fault::CrashAfter);
+    world.ask();
+    let stored = world.db.rows().get(&DIFFS.key(&(7, 1))).cloned();
+    assert!(stored.is_some());
+    world.restart(true);
+    assert_eq!(world.core.status().nonce, 1);
+    assert_eq!(world.db.rows().get(&DIFFS.key(&(7, 1))).cloned(), stored);
+}
+
+#[test]
+fn a_doubt_survives_a_restart_and_ends_by_a_quorum_only() {
+    let mut world = World::new(4);
+    world.run(100);
+    for _ in 0..6 {
+        world.ask();
+        world.run(20);
+    }
+    world.core.raise_suspicion("test");
+    world.send(Event::Tick);
+    for index in [0, 1] {
+        world.host(index).serves = Serves::Down;
+    }
+    world.restart(true);
+    world.run(30_000);
+    assert!(world.core.status().self_suspect);
+    let id = world.ask();
+    assert_eq!(world.clients[&id].last(), Some(&ClientEvent::Failed(RequestError::SelfSuspect)));
+    assert_eq!(world.stage_count("escrow_self_replay"), 2, "before the restart and after it");
+    world.host(0).serves = Serves::Well;
+    world.run(30_000);
+    assert!(!world.core.status().self_suspect);
+    assert_eq!(world.core.corrupt_at(), None);
+}
+
+#[test]
+fn a_state_in_memory_that_is_not_that_of_the_log_is_found_by_the_replay() {
+    let mut world = World::new(4);
+    world.run(100);
+    for _ in 0..6 {
+        world.ask();
+        world.run(20);
+    }
+    world.run(2_000);
+    // Memory went wrong at some time: the state is that of another log of the same length.
+    let mut other = World::new(4);
+    other.run(150);
+    for _ in 0..6 {
+        other.ask();
+        other.run(20);
+    }
+    other.run(2_000);
+    let nonce = world.core.status().nonce;
+    assert_eq!(other.core.status().nonce, nonce);
+    assert_ne!(other.core.status().root, world.core.status().root);
+    world.core.state = other.core.state().clone();
+    world.core.raise_suspicion("test");
+    world.run(5_000);
+    assert_eq!(world.core.corrupt_at(), Some(nonce));
+    assert_eq!(world.disputes.len(), 1);
+    world.pays(&world.disputes[0].clone(), holdfast_escrow::session::settle::Mode::Dispute);
+}

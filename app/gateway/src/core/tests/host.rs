@@ -1,24 +1,18 @@
 //! A host with a real replica and key, and a script.
 
-use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use holdfast_app::keys::SecretKey;
-use holdfast_escrow::session::settle::{Mode, Settlement, verify};
 use holdfast_escrow::session::{
     ApplyError, Diff, FrozenConfig, Hash, InferenceStatus, State, Tx, apply, digest,
 };
-use holdfast_host::store::MemDb;
 use holdfast_proto::holdfast::host::v1 as pb;
 use holdfast_types::Address;
 use pb::escrow_error::Code;
 use pb::infer_response::Event as Item;
 use sha2::{Digest, Sha256};
 
-use crate::core::{
-    CallError, CallId, ClientEvent, Effect, Event, GatewayConfig, GatewayCore, HostCall, HostReply, LogLine,
-    Now, PermitPool, RequestId, UserRequest,
-};
+use crate::core::{CallError, HostCall, HostReply};
 
 use super::world::key;
 
