@@ -262,7 +262,9 @@ impl GatewayCore {
         if self.ledger.failed {
             let (hold, go): (Vec<_>, Vec<_>) = effects
                 .into_iter()
-                .partition(|effect| matches!(effect, Effect::Call { .. } | Effect::OperatorDone { .. }));
+                .partition(|effect| {
+                    matches!(effect, Effect::Call { .. } | Effect::OperatorDone { .. } | Effect::FlagChanged { .. })
+                });
             self.held = hold;
             // A store that failed takes nothing until the process starts again; what is held is bounded.
             self.held.truncate(MAX_HELD);

@@ -12,11 +12,8 @@ mod cast;
 mod chain;
 mod child;
 mod diff;
-<<<<<<< HEAD
 pub mod escrow;
-=======
 mod escrow_ops;
->>>>>>> r-gwcore
 mod load;
 mod memory;
 mod modes;

@@ -4,6 +4,8 @@
 use holdfast_escrow::session::Phase;
 use holdfast_gateway::core::{RepairView, Verb};
 
+use holdfast_types::Address;
+
 use super::schedule::{Fate, Heal, Store, Work};
 use super::watch::{Check, Law, breach};
 use super::world::{Over, World};
@@ -23,8 +25,9 @@ pub(super) struct Calm {
     finalized_ms: u64,
     /// Nobody is healed a second time: tests of this file's own laws.
     pub(super) believe_healed: bool,
-    /// First nonce that was made without faults.
+    /// First nonce since the faults stopped and the same participants are flagged.
     first_nonce: u64,
+    flagged: Vec<Address>,
 }
 
 impl World<'_> {
@@ -53,6 +56,11 @@ impl World<'_> {
             self.heal(|heal| heal == Heal::Restart);
             self.pulse_after(3_000);
             return Ok(());
+        }
+        let flagged: Vec<Address> = self.watch.flags.keys().copied().collect();
+        if flagged != self.calm.flagged {
+            self.calm.flagged = flagged;
+            self.calm.first_nonce = self.watch.ledger.nonce + 1;
         }
         if age_ms > 15 * MINUTE && !self.calm.second_heal && !self.calm.believe_healed {
             // Reset did not come about: its operator takes the disk away.

@@ -128,6 +128,8 @@ struct Gateway {
     absent: Vec<Address>,
     /// The chain paid the escrow.
     paid: bool,
+    /// Its store has failed: what it says of itself is no longer durable.
+    broken: bool,
 }
 
 /// A call as it left the gateway, for scenarios.
@@ -195,6 +197,7 @@ impl<'a> World<'a> {
                 damaged: false,
                 absent: Vec::new(),
                 paid: false,
+                broken: false,
             },
             now_ms: BEGIN_MS,
             seq: 0,
@@ -488,6 +491,7 @@ impl<'a> World<'a> {
             return true;
         }
         // The process lives, its store takes nothing more; somebody restarts it.
+        self.gateway.broken = true;
         self.items
             .insert(usize::MAX, Item { at_ms: self.since(), what: What::Kill { power_cut: false, down_ms } });
         self.after(700, Do::Item(usize::MAX));
@@ -500,6 +504,7 @@ impl<'a> World<'a> {
         }
         self.say(|| format!("gateway is killed, power cut {power_cut}"));
         self.gateway.db = self.gateway.db.reopen(power_cut);
+        self.gateway.broken = false;
         self.gateway.calls.clear();
         self.gateway.wake += 1;
         self.watch.rebooted();
@@ -554,7 +559,9 @@ impl<'a> World<'a> {
                 self.watch.call(*call_id, *participant, call, &flags)?;
             }
         }
-        self.watch.step(flags)?;
+        if !self.gateway.broken {
+            self.watch.step(flags)?;
+        }
         effects.into_iter().try_for_each(|effect| self.perform(effect))
     }
 

@@ -1,0 +1,6 @@
+//! The simulator's own tests, scenarios, and a few hundred seeds.
+
+mod laws;
+mod scenarios;
+mod seeds;
+mod turns;
