@@ -450,11 +450,11 @@ impl Watch {
         for (participant, flag) in &after {
             let before = self.flags.get(participant);
             if before.is_none() {
-                self.totals.flags += 1;
                 if !self.damaged && !self.guilty.contains(participant) {
                     let text = format!("{participant:?} is flagged at nonce {}", flag.diverged_nonce);
                     return breach(Law::NoFlagWithoutEvidence, text);
                 }
+                self.totals.flags += 1;
             }
             let was = before.is_some_and(|flag| flag.phase == RepairView::GaveUp);
             if flag.phase == RepairView::GaveUp && !was {

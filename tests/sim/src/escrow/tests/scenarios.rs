@@ -149,6 +149,7 @@ fn a_host_that_comes_back_from_an_older_copy_is_taught_the_rest_and_never_flagge
         traffic(world, 12, 200);
         does(world, What::Crash { host: 1, store: Store::Older, power_cut: false, down_ms: 500 });
         traffic(world, 12, 400);
+        plays(world, 3 * SECOND);
         assert_eq!(world.watch.totals.flags, 0);
         let served = world.watch.ledger.entries.iter().rev().find(|(_, entry)| entry.slot == 1);
         assert_eq!(served.and_then(|(_, entry)| entry.end), Some(End::Finished));
@@ -172,12 +173,19 @@ fn a_true_fork_keeps_its_flag_and_gets_no_request_even_if_it_would_answer() {
 #[test]
 fn the_answer_of_a_request_in_flight_does_not_clear_the_flag() {
     with_both(|_| {}, |world| {
-        // It shows another root and then serves the very request.
-        does(world, fork(Fork::Careless, Heal::Never));
+        // One long request for each host; then host1 parts from us and shows it to the next one.
+        let work = Work { tokens: 8, pace_ms: 500, fate: Fate::Done };
+        for _ in 0..4 {
+            does(world, What::Request { filling: 0, limits: (64, 16), work, patience_ms: MINUTE });
+        }
+        plays(world, 200);
+        let (first, _) = *world.watch.ledger.entries.iter().find(|(_, e)| e.slot == 1).map(|(id, e)| (*id, *e)).as_ref().expect("it works on one");
+        does(world, fork(Fork::Refuses, Heal::Never));
         until_flagged(world, 1);
-        plays(world, 5 * SECOND);
-        let served = world.watch.ledger.entries.values().filter(|entry| entry.slot == 1);
-        assert!(served.filter(|entry| entry.end == Some(End::Finished)).count() > 0, "it did serve");
+        let completed = world.watch.totals.completed;
+        plays(world, 8 * SECOND);
+        assert!(world.watch.totals.completed > completed, "its client got the answer");
+        assert_eq!(world.watch.ledger.entries[&first].end, Some(End::Finished));
         assert!(flag(world, 1).is_some());
         assert_eq!(stage(world, "escrow_participant_state_unblocked"), 0);
     });
@@ -390,6 +398,7 @@ fn kills_of_the_gateway_in_each_state_of_a_repair_resume_the_same_repair() {
             plays(world, 3 * MINUTE);
             assert_eq!(flag(world, 1), None, "killed {kill_at} ms after the flag");
             traffic(world, 12, 300);
+            plays(world, 3 * SECOND);
             let last = world.watch.ledger.entries.iter().rev().find(|(_, entry)| entry.slot == 1);
             assert_eq!(last.and_then(|(_, entry)| entry.end), Some(End::Finished));
         });
