@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use holdfast_proto::holdfast::gateway::v1 as gateway;
 use holdfast_proto::holdfast::host::v1 as pb;
+use holdfast_proto::holdfast::host::v1::escrow_error::Code as Cause;
 use tokio::time::{sleep, timeout};
 use tonic::{Request, Status};
 
 use super::{Sessions, VOTE_WAIT};
 use crate::client;
-use crate::session::{VoteStep, errors};
+use crate::session::{HostCore, VoteStep, errors};
 use crate::wire;
 
 /// Longest wait for an executor's answer (escrow-details 7).
@@ -40,40 +41,38 @@ impl Sessions {
         // Without the chain nobody knows where the executor is: no vote, as it may be there.
         let url = self.shared.source.host_url(executor).await;
         let url = url.map_err(|error| wire::status(errors::unavailable(error.to_string())))?;
-        let (inference, escrow) = (request.inference_id, request.escrow_id);
         let answer = match url {
+            Some(url) => timeout(CHALLENGE, self.challenge(&url, request)).await.ok().flatten(),
             None => None,
-            Some(url) => match timeout(CHALLENGE, self.challenge(&url, request)).await {
-                Ok(Ok(answer)) => Some(answer),
-                Ok(Err(status)) => {
-                    tracing::info!(escrow, inference, %status, "a challenged executor refused");
-                    None
-                }
-                Err(_) => None,
-            },
         };
         self.core(move |core| core.vote_answered(&ticket, answer.as_ref())).await
     }
 
-    /// Asks the executor at `url`; while it is behind, with more of what it lacks.
+    /// Asks an executor, and teaches it what it lacks.
     async fn challenge(
         &self,
         url: &str,
         mut request: pb::ChallengeStartRequest,
-    ) -> Result<pb::ChallengeStartResponse, Status> {
+    ) -> Option<pb::ChallengeStartResponse> {
+        let shared = &self.shared;
+        let (escrow, inference) = (request.escrow_id, request.inference_id);
+        let mut have = None;
         loop {
-            let now_ms = self.shared.clock.unix_ms();
-            let (key, chain_id) = (&self.shared.key, &self.shared.chain_id);
-            let status = match client::challenge_start(url, key, chain_id, request.clone(), now_ms).await {
-                Ok(answer) => return Ok(answer),
-                Err(status) => status,
+            let now_ms = shared.clock.unix_ms();
+            let asked =
+                client::challenge_start(url, &shared.key, &shared.chain_id, request.clone(), now_ms).await;
+            let error = match asked {
+                Ok(answer) => return Some(answer),
+                Err(status) => wire::escrow_error(&status),
             };
-            let error = wire::escrow_error(&status);
-            if error.code() != pb::escrow_error::Code::Behind {
-                return Err(status);
+            tracing::info!(escrow, inference, cause = ?error.code(), error.message, "a challenged executor refused");
+            // Each round must bring it further.
+            if error.code() != Cause::Behind || have.is_some_and(|before| error.have_nonce <= before) {
+                return None;
             }
-            let again = self.core(move |core| core.challenge_with_log(&request, error.have_nonce)).await?;
-            request = again.ok_or(status)?;
+            have = Some(error.have_nonce);
+            let next = move |core: &mut HostCore| core.challenge_with_log(&request, error.have_nonce);
+            request = self.core(next).await.ok().flatten()?;
         }
     }
 
@@ -83,10 +82,17 @@ impl Sessions {
     ) -> Result<pb::ChallengeStartResponse, Status> {
         let (metadata, _, request) = call.into_parts();
         let caller = self.caller(&metadata, request.escrow_id, "ChallengeStart", &request)?;
+        let escrow_id = request.escrow_id;
+        if self.core(move |core| Ok(core.terms(escrow_id).is_none())).await? {
+            let info = self.shared.source.escrow(escrow_id).await;
+            let info = info.map_err(|error| wire::status(errors::unavailable(error.to_string())))?;
+            let info = info.ok_or_else(|| wire::status(errors::policy("the chain has no such escrow")))?;
+            self.core(move |core| core.adopt(&info.terms, caller)).await?;
+        }
         let (this, unix_s) = (self.clone(), self.unix_s());
         self.core(move |core| {
             let step = core.challenge_start(unix_s, &request, caller)?;
-            this.begin(request.escrow_id, request.inference_id, step.start);
+            this.begin(request.escrow_id, request.inference_id, step.start, None);
             Ok(step.reply)
         })
         .await

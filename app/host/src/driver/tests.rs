@@ -100,6 +100,12 @@ impl World {
     }
 
     async fn start_with(&self, rules: Box<dyn Rules>) -> Process {
+        let process = self.unbound(rules);
+        process.bind().await.unwrap();
+        process
+    }
+
+    fn unbound(&self, rules: Box<dyn Rules>) -> Process {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let model = ReferenceModel::new(DEFAULT_SEED, (0, 4)).unwrap();
         let shard = LocalShard::new(model, ShardSettings::new("shard"), clock.clone());
@@ -143,9 +149,7 @@ impl World {
         tasks.spawn(async move { drop(driver.await) });
         let background = host.clone();
         tasks.spawn(async move { background.background().await });
-        let process = Process { host, runner, tasks };
-        process.bind().await.unwrap();
-        process
+        Process { host, runner, tasks }
     }
 
     /// The process is killed; the next one finds what was on its disks.
@@ -255,7 +259,11 @@ async fn an_inference_is_taken_streamed_and_finished_and_its_transactions_go_int
     let mut gateway = started();
     let read = read(process.infer(&gateway, 1).await.unwrap()).await;
     assert_eq!((read.applied.nonce, read.applied.root), (1, gateway.state.root().to_vec()));
-    assert_eq!(read.applied.pending, [read.receipt.clone()], "it is on disk before the receipt leaves");
+    assert_eq!(
+        read.applied.pending,
+        std::slice::from_ref(&read.receipt),
+        "it is on disk before the receipt leaves"
+    );
     assert_eq!((read.text.as_str(), read.tokens), (expected(8).as_str(), 8));
     let Event::Finished(finished) = read.end else { panic!("{:?}", read.end) };
     assert_eq!(finished.finish_reason, "length");
@@ -454,9 +462,11 @@ async fn a_voter_challenges_the_executor_over_the_wire() {
     let cut = process.host.vote_timeout(request()).await.unwrap_err();
     assert_eq!(wire::escrow_error(&cut).code(), Cause::Unavailable);
     escrows.set_unreachable(false);
-    let mut taking = executor.start().await;
+    // No gateway has told the executor of the session: it takes the terms from the chain, and the diffs from the voter.
+    let mut taking = executor.unbound(Box::new(Honest));
     escrows.put_host(addr("host-1"), taking.listen().await);
-    let vote = process.host.vote_timeout(request()).await.unwrap().into_inner();
+    let bare = pb::VoteTimeoutRequest { diffs: Vec::new(), ..request().into_inner() };
+    let vote = process.host.vote_timeout(Request::new(bare)).await.unwrap().into_inner();
     assert!(!vote.accept);
     assert_eq!(vote.executor_txs.len(), 1);
     // It really works now.

@@ -12,10 +12,12 @@ use holdfast_proto::holdfast::host::v1::infer_response::Event;
 use holdfast_proto::holdfast::runner::v1::FailureKind as PbKind;
 use holdfast_runner::adapter::SessionId;
 use holdfast_runner::runner::{Generation, SubmitError};
+use holdfast_runner::trace::TraceContext;
 use holdfast_runner::{Cause as EndedBy, FailureKind, WorkStatus};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::{sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::metadata::MetadataMap;
 use tonic::{Request, Status};
 
 use super::admission::Ready;
@@ -79,20 +81,32 @@ fn number(kind: FailureKind) -> u8 {
     u8::try_from(kind.number()).unwrap_or(u8::MAX)
 }
 
+/// The trace that a call belongs to.
+fn trace(metadata: &MetadataMap) -> Option<TraceContext> {
+    metadata.get("traceparent").and_then(|value| value.to_str().ok()).and_then(TraceContext::parse)
+}
+
 impl Sessions {
     pub(crate) async fn infer(&self, call: Request<pb::InferRequest>) -> Result<Stream, Status> {
         let full = |_| wire::status(errors::busy("too many streams; try again in a second", 1_000));
         let permit = self.shared.streams.clone().try_acquire_owned().map_err(full)?;
+        let trace = trace(call.metadata());
         let request = call.into_inner();
         let (deadline_ms, unix_s) = (request.deadline_ms, self.unix_s());
         let (escrow_id, id) = (request.escrow_id, request.target_nonce);
-        tracing::debug!(escrow = escrow_id, inference = id, request = request.request_id, "infer");
+        tracing::debug!(
+            escrow = escrow_id,
+            inference = id,
+            request = request.request_id,
+            trace = trace.map(tracing::field::display),
+            "infer"
+        );
         let body = request.body.clone();
         let this = self.clone();
         let (step, work) = self
             .core(move |core| {
                 let step = core.infer(unix_s, &request)?;
-                let work = this.begin(escrow_id, id, step.start.clone());
+                let work = this.begin(escrow_id, id, step.start.clone(), trace);
                 Ok((step, work))
             })
             .await?;
@@ -115,20 +129,26 @@ impl Sessions {
     }
 
     /// Called inside the core's turn, so that work which was taken has its tape before anybody else asks for it.
-    pub(super) fn begin(&self, escrow_id: u64, id: u64, start: Option<StartJob>) -> Option<Arc<Work>> {
+    pub(super) fn begin(
+        &self,
+        escrow_id: u64,
+        id: u64,
+        start: Option<StartJob>,
+        trace: Option<TraceContext>,
+    ) -> Option<Arc<Work>> {
         let Some(job) = start else { return self.shared.works.get(&(escrow_id, id)) };
         let work = Work::new(SessionId::new(&self.shared.chain_id, escrow_id, &id.to_string()));
         self.shared.works.insert((escrow_id, id), work.clone());
         let (this, running) = (self.clone(), work.clone());
         tokio::spawn(async move {
-            let end = this.compute(&job, &running).await;
+            let end = this.compute(&job, &running, trace).await;
             this.settle(job.escrow_id, job.id, end, Some(running)).await;
         });
         Some(work)
     }
 
     /// Runs work to its end.
-    async fn compute(&self, job: &StartJob, work: &Work) -> JobEnd {
+    async fn compute(&self, job: &StartJob, work: &Work, trace: Option<TraceContext>) -> JobEnd {
         let failure = |kind: FailureKind| JobEnd::Failed {
             kind: number(kind),
             input_tokens: work.prompt_tokens.load(Ordering::Relaxed),
@@ -152,7 +172,7 @@ impl Sessions {
         if let Some(record) = before.last().filter(|record| record.status != WorkStatus::Completed) {
             return failure(record.failure_kind.unwrap_or(FailureKind::WorkerDeath));
         }
-        let mut generation = match self.submit(job, &ready, work).await {
+        let mut generation = match self.submit(job, &ready, work, trace).await {
             Ok(generation) => generation,
             Err(error) => {
                 tracing::warn!(escrow = job.escrow_id, inference = job.id, %error, "the runner does not take it");
@@ -180,9 +200,21 @@ impl Sessions {
     }
 
     /// Waits for a place in the queue: the receipt is out.
-    async fn submit(&self, job: &StartJob, ready: &Ready, work: &Work) -> Result<Generation, SubmitError> {
+    async fn submit(
+        &self,
+        job: &StartJob,
+        ready: &Ready,
+        work: &Work,
+        trace: Option<TraceContext>,
+    ) -> Result<Generation, SubmitError> {
         let client = format!("escrow {}", job.escrow_id);
-        let request = self.shared.admission.request(&self.shared.chain_id, client, job, ready);
+        let mut request = self.shared.admission.request(&self.shared.chain_id, client, job, ready);
+        // A span of its own, the same at every try.
+        let span = |context: TraceContext| {
+            let [a, b, c, d, e, f, g, h, ..] = work.session.0;
+            context.child([a, b, c, d, e, f, g, h])
+        };
+        request.trace = trace.map(span);
         let until = tokio::time::Instant::now() + QUEUE_WAIT;
         loop {
             let pause = match self.shared.runner.submit(request.clone()).await {

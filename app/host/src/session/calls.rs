@@ -75,6 +75,31 @@ impl HostCore {
         Ok(())
     }
 
+    /// Makes a replica that no gateway has bound, because a host of the group challenges this one: otherwise a gateway could
+    /// have it found late by never binding it. `terms` is the escrow as the chain has it.
+    ///
+    /// # Errors
+    /// SessionNotFound for a replica that was dropped; Policy unless both are of the group; as [`HostCore::bind`].
+    pub fn adopt(&mut self, terms: &Terms, caller: Address) -> Result<(), pb::EscrowError> {
+        let config = &terms.config;
+        let escrow_id = config.escrow_id;
+        match self.rows.get(&escrow_id).map(|row| row.presence) {
+            None => {}
+            Some(Presence::Live) => return Ok(()),
+            Some(Presence::Dropped) => return Err(errors::not_found(escrow_id)),
+            Some(Presence::Closed) => return Err(errors::closed(escrow_id)),
+        }
+        if terms.status == EscrowStatus::Closed {
+            return Err(errors::closed(escrow_id));
+        }
+        if config.weight(&caller) == 0 {
+            return Err(errors::policy(format!("not signed by a host of escrow {escrow_id}")));
+        }
+        let config_digest = config.digest().to_vec();
+        self.check_terms(config, &pb::BindRequest { escrow_id, config_digest }, config.gateway)?;
+        self.begin(config.clone())
+    }
+
     /// A replica at nonce 0.
     fn begin(&mut self, config: FrozenConfig) -> Result<(), pb::EscrowError> {
         let escrow_id = config.escrow_id;
@@ -183,7 +208,7 @@ impl HostCore {
     ) -> Result<pb::GetSignaturesResponse, pb::EscrowError> {
         let escrow_id = request.escrow_id;
         let challenge = challenge(request.challenge.as_ref())?;
-        self.from_group(escrow_id, caller)?;
+        self.check_group(escrow_id, caller)?;
         let withhold = self.config.withhold;
         let replica = self.replica(escrow_id)?;
         let have_nonce = replica.state.nonce();
@@ -219,7 +244,7 @@ impl HostCore {
         request: &pb::GetPendingRequest,
         caller: Address,
     ) -> Result<pb::GetPendingResponse, pb::EscrowError> {
-        self.from_group(request.escrow_id, caller)?;
+        self.check_group(request.escrow_id, caller)?;
         let txs = self.replica(request.escrow_id)?.listed(|_| true);
         Ok(pb::GetPendingResponse { txs })
     }
@@ -234,22 +259,17 @@ impl HostCore {
         caller: Address,
     ) -> Result<pb::GetDiffsResponse, pb::EscrowError> {
         let escrow_id = request.escrow_id;
-        self.from_group(escrow_id, caller)?;
-        let have = self.replica(escrow_id)?.state.nonce();
+        self.check_group(escrow_id, caller)?;
+        self.replica(escrow_id)?;
         let count = if request.max == 0 { GET_DIFFS_MAX } else { request.max.min(GET_DIFFS_MAX) };
-        let first = request.from.max(1);
-        let last = have.min(first.saturating_add(u64::from(count)).saturating_sub(1));
-        let diffs = self.logged(escrow_id, first, last)?;
-        Ok(pb::GetDiffsResponse { diffs })
+        Ok(pb::GetDiffsResponse { diffs: self.log(escrow_id, request.from, count)? })
     }
 
-    /// Signed diffs of the log, as many as a call carries.
-    pub(super) fn logged(
-        &self,
-        escrow_id: u64,
-        first: u64,
-        last: u64,
-    ) -> Result<Vec<Vec<u8>>, pb::EscrowError> {
+    /// Diffs of a loaded replica's log, within the limits.
+    pub(super) fn log(&self, escrow_id: u64, from: u64, count: u32) -> Result<Vec<Vec<u8>>, pb::EscrowError> {
+        let Some(Loaded::Live(replica)) = self.loaded.get(&escrow_id) else { return Ok(Vec::new()) };
+        let first = from.max(1);
+        let last = replica.state.nonce().min(first.saturating_add(u64::from(count)).saturating_sub(1));
         let (mut diffs, mut bytes) = (Vec::new(), 0usize);
         for nonce in first..=last {
             let row = LOG.load(read(self.db.as_ref()), &(escrow_id, nonce));
@@ -275,7 +295,7 @@ impl HostCore {
         caller: Address,
     ) -> Result<pb::ResetSessionResponse, pb::EscrowError> {
         let escrow_id = request.escrow_id;
-        self.from_gateway(escrow_id, caller)?;
+        self.check_gateway(escrow_id, caller)?;
         if !self.config.allow_reset {
             return Err(errors::policy("the host's operator does not allow it"));
         }

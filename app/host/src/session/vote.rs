@@ -142,10 +142,8 @@ impl HostCore {
         request: &pb::ChallengeStartRequest,
         have_nonce: u64,
     ) -> Result<Option<pb::ChallengeStartRequest>, pb::EscrowError> {
-        let tip = self.replica(request.escrow_id)?.state.nonce();
-        let first = have_nonce.saturating_add(1);
-        let last = tip.min(have_nonce.saturating_add(GET_DIFFS_MAX.into()));
-        let diffs = self.logged(request.escrow_id, first, last)?;
+        self.replica(request.escrow_id)?;
+        let diffs = self.log(request.escrow_id, have_nonce.saturating_add(1), GET_DIFFS_MAX)?;
         if diffs.is_empty() || diffs.first() == request.diffs.first() {
             return Ok(None);
         }
@@ -202,10 +200,12 @@ fn words(
         Some(tx @ Tx::FinishInference { id, .. }) if id == record.id && check_tx(state, &tx).is_ok() => {
             words.push(tx);
         }
-        Some(tx @ Tx::ReportError { id, kind, .. }) if id == record.id && check_tx(state, &tx).is_ok() => {
-            if kind != KIND_CANCELLED || cancelled_by_gateway(state, record.id, answer) {
-                words.push(tx);
-            }
+        Some(tx @ Tx::ReportError { id, kind, .. })
+            if id == record.id
+                && check_tx(state, &tx).is_ok()
+                && (kind != KIND_CANCELLED || cancelled_by_gateway(state, id, answer)) =>
+        {
+            words.push(tx);
         }
         _ => {}
     }

@@ -5,7 +5,8 @@ use holdfast_proto::holdfast::host::v1 as pb;
 use holdfast_proto::holdfast::host::v1::escrow_error::Code;
 
 use super::scene::*;
-use crate::session::{JobEnd, VoteStep};
+use crate::session::rules::Honest;
+use crate::session::{EscrowStatus, HostCore, JobEnd, TakeAll, Terms, VoteStep};
 
 const LATE: u64 = START + 60;
 
@@ -217,4 +218,55 @@ fn an_executor_that_is_behind_signs_no_receipt_and_answers_only_hosts_of_the_gro
         apply(&gateway.state, &holdfast_escrow::session::Diff::from_bytes(&bytes).unwrap()).unwrap()
     };
     assert_eq!(next.record(1).unwrap().confirmed_at, LATE);
+}
+
+#[test]
+fn an_executor_that_the_gateway_keeps_diffs_from_is_taught_by_the_voter() {
+    let mut gateway = pending();
+    gateway.pass(250);
+    let mut host = HostAt::new("host-2");
+    host.catch_up(&gateway);
+    // The gateway's request brings the voter nothing, as it lacks nothing; the executor was bound and never taught.
+    let bare = pb::VoteTimeoutRequest { diffs: Vec::new(), ..ask(&gateway, 1, 1, "prompt-1") };
+    let mut executor = HostAt::new("host-1");
+    let VoteStep::Ask { request, ticket, .. } = host.core.vote_timeout(LATE, &bare).unwrap() else {
+        panic!()
+    };
+    let behind = executor.core.challenge_start(LATE, &request, addr("host-2")).unwrap_err();
+    assert_eq!(behind.code(), Code::Behind);
+    let next = host.core.challenge_with_log(&request, behind.have_nonce).unwrap().unwrap();
+    assert_eq!(next.diffs, gateway.diffs[..200]);
+    let step = executor.core.challenge_start(LATE, &next, addr("host-2")).unwrap();
+    assert!(step.start.is_some());
+    assert!(!host.core.vote_answered(&ticket, Some(&step.reply)).unwrap().accept);
+    // What it had from the last try brings it no further.
+    assert_eq!(host.core.challenge_with_log(&next, behind.have_nonce).unwrap(), None);
+    assert_eq!(host.core.challenge_with_log(&next, 251).unwrap(), None);
+}
+
+#[test]
+fn an_executor_that_no_gateway_has_bound_takes_the_terms_from_the_chain_for_a_host_of_the_group() {
+    let open = Terms { config: terms(), status: EscrowStatus::Open };
+    let fresh = || {
+        let db = Box::new(crate::store::MemDb::new());
+        let config = core_config("host-1");
+        HostCore::open(db, key("host-1"), config, Box::new(Honest), Box::new(TakeAll)).unwrap()
+    };
+    let mut core = fresh();
+    assert_eq!(core.adopt(&open, addr("nobody")).unwrap_err().code(), Code::Policy);
+    let closed = Terms { status: EscrowStatus::Closed, ..open.clone() };
+    assert_eq!(core.adopt(&closed, addr("host-2")).unwrap_err().code(), Code::SessionClosed);
+    assert!(core.escrows().is_empty());
+    core.adopt(&open, addr("host-2")).unwrap();
+    core.adopt(&open, addr("host-2")).unwrap();
+    let gateway = pending();
+    let request = pb::ChallengeStartRequest {
+        escrow_id: ESCROW,
+        inference_id: 1,
+        diffs: gateway.diffs.clone(),
+        body: b"prompt-1".to_vec(),
+    };
+    assert!(core.challenge_start(LATE, &request, addr("host-2")).unwrap().start.is_some());
+    // The gateway that binds it later finds what it is at.
+    assert_eq!(core.bind(&bind(), addr("gateway"), Some(&open)).unwrap().nonce, 1);
 }
