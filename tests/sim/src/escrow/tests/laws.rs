@@ -176,7 +176,9 @@ fn a_flag_that_goes_without_proof_is_caught() {
         breaks(scene.watch.step(BTreeMap::new()), Law::NoClearWithoutProof);
     }
     // A state signature alone is no proof either.
-    let Some(HostReply::GetSignatures(mut alone)) = Some(scene.proof(&key, &root, 1, [9; 32])) else { panic!() };
+    let Some(HostReply::GetSignatures(mut alone)) = Some(scene.proof(&key, &root, 1, [9; 32])) else {
+        panic!()
+    };
     alone.verification = None;
     scene.ask_for_proof(20, 1, 1);
     scene.watch.reply(20, &Ok(HostReply::GetSignatures(alone)));

@@ -1,7 +1,7 @@
 //! Seeds, and what a failure prints.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::escrow::cast::{Cast, Programs};
@@ -38,8 +38,23 @@ fn three_hundred_seeds_are_clean_and_all_faults_happen_in_them() {
     let t = totals.into_inner().unwrap();
     println!("{SEEDS} seeds clean, {t}");
     let all = [
-        t.completed, t.failed, t.passes, t.dispatches, t.ghosts, t.executions, t.flags, t.restores, t.give_ups,
-        t.gateway_starts, t.host_starts, t.self_suspects, t.resets, t.missed, t.settled, t.unsettled, t.lost,
+        t.completed,
+        t.failed,
+        t.passes,
+        t.dispatches,
+        t.ghosts,
+        t.executions,
+        t.flags,
+        t.restores,
+        t.give_ups,
+        t.gateway_starts,
+        t.host_starts,
+        t.self_suspects,
+        t.resets,
+        t.missed,
+        t.settled,
+        t.unsettled,
+        t.lost,
         t.faults,
     ];
     assert!(all.iter().all(|count| *count > 0), "{t}");
