@@ -77,7 +77,7 @@ impl World<'_> {
         }
         if let Err(breach) = self.settled_repairs() {
             if age_ms <= self.bound_ms() {
-                let wait_ms = if age_ms < MINUTE { 5_000 } else { 20_000 };
+                let wait_ms = if age_ms < MINUTE { 5_000 } else { 45_000 };
                 // In irregular numbers, so that no rhythm spares a slot.
                 for _ in 0..=self.some(3) {
                     self.small_request()?;
@@ -179,6 +179,10 @@ impl World<'_> {
 
     /// What was started without faults has an end, as far as others could vote.
     fn dispatches_ended(&self) -> Check {
+        if !self.quorum_is_honest() || self.core().is_none_or(|core| core.status().self_suspect) {
+            // It signs nothing more while it doubts itself.
+            return Ok(());
+        }
         let terms = &self.cast.terms;
         let rounds_s = 60 + 240;
         let longest_s = u64::from(terms.refusal_timeout_s) + u64::from(terms.execution_timeout_s) + rounds_s;
@@ -216,6 +220,10 @@ impl World<'_> {
         }
         if self.now_ms() - self.calm.finalized_ms < 20 * MINUTE {
             self.pulse_after(10_000);
+            // The disk may have failed below the order: whoever gave it sees that and gives it again.
+            if self.core().is_some_and(|core| core.takes_requests()) {
+                return self.tell(holdfast_gateway::core::Event::Finalize);
+            }
             return Ok(());
         }
         if self.quorum_is_honest() && !self.damaged() {
