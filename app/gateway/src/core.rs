@@ -34,6 +34,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 mod timeouts;
+mod verbs;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;

@@ -311,7 +311,7 @@ fn a_state_in_memory_that_is_not_that_of_the_log_is_found_by_the_replay() {
     world.run(2_000);
     // Memory went wrong at some time: the state is that of another log of the same length.
     let mut other = World::new(4);
-    other.run(150);
+    other.run(2_100);
     for _ in 0..6 {
         other.ask();
         other.run(20);
@@ -322,6 +322,7 @@ fn a_state_in_memory_that_is_not_that_of_the_log_is_found_by_the_replay() {
     assert_ne!(other.core.status().root, world.core.status().root);
     world.core.state = other.core.state().clone();
     world.core.raise_suspicion("test");
+    world.send(Event::Tick);
     world.run(5_000);
     assert_eq!(world.core.corrupt_at(), Some(nonce));
     assert_eq!(world.disputes.len(), 1);
