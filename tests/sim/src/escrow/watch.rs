@@ -318,8 +318,10 @@ impl Watch {
         }
         let (Some(root), Some(ours)) = (hash(&error.root), self.log.get(&error.nonce)) else { return };
         let (chain, escrow) = (&self.terms.chain_id, self.terms.escrow_id);
-        let digest = digest::refusal(chain, escrow, error.nonce, &ours.digest, &root);
-        if root != ours.root && self.speaks_for(&participant, &digest, &error.signature) {
+        let refused = digest::refusal(chain, escrow, error.nonce, &ours.digest, &root);
+        let stated = self.state_digest(error.nonce, &root);
+        let signed = |digest| self.speaks_for(&participant, digest, &error.signature);
+        if root != ours.root && (signed(&refused) || signed(&stated)) {
             self.guilty.insert(participant);
         }
     }
