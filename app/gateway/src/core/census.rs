@@ -375,7 +375,8 @@ impl GatewayCore {
             self.log("escrow_tail_recovered", true, Some(*participant), fields);
             self.above_until_ms = Some(self.now.mono_ms.saturating_add(ABOVE_MS));
             self.ask_above(participant);
-        } else {
+        } else if !self.calls.values().any(|(_, purpose)| *purpose == Purpose::Above) {
+            // Hosts hold logs of different length: the longest one counts.
             self.above_until_ms = None;
         }
     }
