@@ -65,8 +65,8 @@ pub(super) struct Load<S = crate::state::MemCommitStore> {
     waiting: Vec<(String, usize)>,
     windows: Vec<(usize, i64)>,
     next: u64,
-    /// Of escrows, so that they change nothing else.
-    escrow_rng: Rng,
+    /// Of escrows, so that they change nothing else; `None` = without them.
+    escrow_rng: Option<Rng>,
 }
 
 impl Load {
@@ -79,8 +79,12 @@ impl Load {
             waiting: Vec::new(),
             windows: Vec::new(),
             next: 0,
-            escrow_rng: Rng(seed ^ 0xe5c0),
+            escrow_rng: Some(Rng(seed ^ 0xe5c0)),
         }
+    }
+
+    pub(super) fn without_escrows(seed: u64) -> Self {
+        Self { escrow_rng: None, ..Self::new(seed) }
     }
 }
 
@@ -148,7 +152,7 @@ impl<S: CommitStore> Load<S> {
     /// Escrows of up to four slots; of those that hold coins some are settled, some disputed, some left.
     fn escrows(&mut self) {
         let height = self.net.height() + 1;
-        let rng = &mut self.escrow_rng;
+        let Some(rng) = &mut self.escrow_rng else { return };
         // Seldom and in bursts: a chain and its import go on alike only until a group is drawn.
         let creations = if height % 35 < 3 { 1 + rng.below(4) } else { 0 };
         for _ in 0..creations {
