@@ -11,6 +11,7 @@
 mod calm;
 mod cast;
 mod cli;
+mod law;
 mod ledger;
 mod mask;
 mod model;
