@@ -49,7 +49,7 @@ pub use api::{
     Metric, Now, OpenError, RequestError, RequestId, RetireReason, Signer, UserRequest, Verb, VerbError,
 };
 pub use config::GatewayConfig;
-pub use permits::{PermitPool, Ticket};
+pub use permits::{PermitPool, Ticket, VotePermit};
 pub use status::{FlagView, ParticipantStatus, RepairTotals, RepairView, SessionStatus};
 pub use store::{Counters, StartKind};
 
@@ -97,6 +97,8 @@ pub struct GatewayCore {
     // Work.
     queue: VecDeque<queue::Asking>,
     flights: BTreeMap<u64, dispatch::Flight>,
+    /// Starts that were taken back, until their hosts have signed it.
+    withdrawn: BTreeMap<u64, cancel::Withdrawn>,
     dues: BTreeMap<u64, timeouts::Due>,
     /// Timeouts with enough votes, and since when.
     ripe: BTreeMap<u64, (Tx, u64)>,

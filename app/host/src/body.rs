@@ -45,6 +45,16 @@ fn bad(field: &'static str, remedy: impl Into<String>) -> BodyError {
     BodyError { field, remedy: remedy.into() }
 }
 
+/// Least bytes of the text that hosts make of messages whose contents have these lengths: every codec puts at least a byte
+/// between two, and that of a byte vocabulary no more than that. A gateway counts by it as the hosts do.
+pub fn joined_bytes(contents: impl IntoIterator<Item = usize>) -> u64 {
+    let join = |sum: Option<u64>, len: usize| {
+        let len = u64::try_from(len).unwrap_or(u64::MAX);
+        Some(sum.map_or(len, |sum| sum.saturating_add(1).saturating_add(len)))
+    };
+    contents.into_iter().fold(None, join).unwrap_or(0)
+}
+
 /// The fields of a body; each error names its field.
 struct Fields(Map<String, Value>);
 
@@ -145,10 +155,12 @@ impl Body {
         }
         let stop = stops(fields.take("stop"))?;
         let (older, max_tokens) = (fields.count("max_tokens")?, fields.count("max_completion_tokens")?);
-        let max_tokens = max_tokens.or(older);
-        if max_tokens == Some(0) {
-            return Err(bad("max_tokens", "must be above 0"));
+        for (name, limit) in [("max_tokens", older), ("max_completion_tokens", max_tokens)] {
+            if limit == Some(0) {
+                return Err(bad(name, "must be above 0"));
+            }
         }
+        let max_tokens = max_tokens.or(older);
         let temperature = fields.number("temperature", 2.0)?;
         fields.number("top_p", 1.0)?;
         let seed = match fields.take("seed") {
@@ -171,7 +183,20 @@ impl Body {
 
 #[cfg(test)]
 mod tests {
+    use holdfast_runner::text::{ByteCodec, ChatMessage, TextCodec};
+
     use super::*;
+
+    #[test]
+    fn messages_are_counted_as_the_codec_of_bytes_joins_them() {
+        for contents in [&["Hi"][..], &["", ""], &["a", "bc", "é"], &["x"; 300], &[""]] {
+            let messages: Vec<_> = contents.iter().map(|text| ChatMessage::new("user", *text)).collect();
+            let tokens = ByteCodec.encode(&ByteCodec.chat(&messages).unwrap()).unwrap().len() as u64;
+            assert_eq!(joined_bytes(contents.iter().map(|text| text.len())), tokens, "{contents:?}");
+        }
+        assert_eq!(joined_bytes(["x"; 300].iter().map(|text| text.len())), 599);
+        assert_eq!(joined_bytes([]), 0);
+    }
 
     #[test]
     fn a_plain_prompt_and_a_conversation_are_read() {

@@ -374,6 +374,13 @@ pub enum RequestError {
         /// How many.
         attempts: u32,
     },
+    /// Every host that got it said that nobody can serve this body: an empty prompt, or one beyond the context. The client's
+    /// fault; their Starts are taken back.
+    #[error("body_refused: {attempts} hosts say that the body cannot be served")]
+    BodyRefused {
+        /// How many.
+        attempts: u32,
+    },
     /// The host signed a failure, or its stream broke after the first token.
     #[error("host_failed: the host failed with kind {kind}")]
     HostFailed {
@@ -403,6 +410,7 @@ impl RequestError {
             Self::Invalid(_) => "invalid_request_error",
             Self::QueueFull => "rate_limit_exceeded",
             Self::DispatchesFailed { .. } => "upstream_failed",
+            Self::BodyRefused { .. } => "invalid_request_error",
             Self::HostFailed { .. } => "host_failed",
             Self::Deadline => "deadline_exceeded",
             Self::Storage => "storage",

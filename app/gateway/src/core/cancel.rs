@@ -1,22 +1,39 @@
 //! What ends early: clients that leave, deadlines, silent streams. Our own doing blames nobody.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
-use holdfast_escrow::session::Tx;
+use holdfast_escrow::session::{InferenceStatus, Tx};
 use holdfast_proto::holdfast::host::v1 as pb;
 use holdfast_types::Address;
 
 use super::api::{CallError, ClientEvent, Effect, HostCall, Lane, RequestError, RequestId};
-use super::queue::Asking;
+use super::queue::{Asking, Refused};
 use super::store::DUES;
 use super::{GatewayCore, Purpose};
 
 /// Tries of one CancelInference.
 const CANCEL_TRIES: u8 = 5;
+/// Wait between two.
+const CANCEL_WAIT_MS: u64 = 5_000;
+
+/// A Start that no host took and that nobody wants any more.
+#[derive(Debug, Clone)]
+pub(super) struct Withdrawn {
+    participant: Address,
+    tries: u8,
+    /// Next try; `None` while one is out.
+    at_ms: Option<u64>,
+}
+
 impl GatewayCore {
     /// The client is gone, or has all that it wants (`enough`).
     pub(super) fn client_left(&mut self, id: RequestId, enough: bool) {
-        self.queue.retain(|asking| asking.request.request_id != id);
+        let (gone, rest): (VecDeque<Asking>, _) =
+            std::mem::take(&mut self.queue).into_iter().partition(|a| a.request.request_id == id);
+        self.queue = rest;
+        for asking in gone {
+            self.withdraw(asking.refused);
+        }
         if let Some(staged) = self.staged.as_mut()
             && let Some((_, Some(asking))) = staged.start.as_mut()
             && asking.request.request_id == id
@@ -57,7 +74,7 @@ impl GatewayCore {
         self.queue = rest;
         let late: VecDeque<Asking> = late;
         for asking in late {
-            self.tell(asking.request.request_id, ClientEvent::Failed(RequestError::Deadline));
+            self.end_asking(asking, RequestError::Deadline);
         }
         if let Some(staged) = self.staged.as_mut()
             && let Some((_, Some(asking))) = staged.start.as_mut()
@@ -101,6 +118,11 @@ impl GatewayCore {
         for nonce in again {
             self.pursue_cancel(nonce);
         }
+        let due = |(nonce, start): (&u64, &Withdrawn)| start.at_ms.filter(|at| *at <= now).map(|_| *nonce);
+        let withdrawn: Vec<u64> = self.withdrawn.iter().filter_map(due).collect();
+        for nonce in withdrawn {
+            self.pursue_withdrawn(nonce);
+        }
     }
 
     /// Next time at which [`GatewayCore::expire`] has something to do.
@@ -111,7 +133,7 @@ impl GatewayCore {
             let deadline = flight.asking.as_ref().map(|_| flight.deadline_ms);
             silent.into_iter().chain(deadline).chain(flight.cancel_at_ms)
         });
-        queued.chain(flights).min()
+        queued.chain(flights).chain(self.withdrawn.values().filter_map(|start| start.at_ms)).min()
     }
 
     /// Stops an inference. It blames nobody; the executor's signed word ends the record.
@@ -153,6 +175,57 @@ impl GatewayCore {
         }
     }
 
+    /// Every host that got a request refused its body: it is our fault, not theirs, so the Starts are taken back. Each host
+    /// then signs that it ends without tokens, and nobody has to vote on it. No other dispatch is cancelled unasked.
+    pub(super) fn withdraw(&mut self, refused: Refused) {
+        for (nonce, participant) in refused.into_iter().flatten() {
+            let Some(due) = self.dues.get_mut(&nonce) else { continue };
+            due.row.cancelled = true;
+            self.urgent = true;
+            let row = due.row.clone();
+            self.ledger.set(&DUES, &(self.terms.escrow_id, nonce), &row);
+            self.log("escrow_start_withdrawn", false, Some(participant), vec![("nonce", nonce.to_string())]);
+            self.withdrawn.insert(nonce, Withdrawn { participant, tries: 0, at_ms: None });
+            self.pursue_withdrawn(nonce);
+        }
+    }
+
+    /// After a restart: what was cancelled, and of which no word stands in the log.
+    pub(super) fn resume_withdrawn(&mut self) {
+        let at_ms = Some(self.now.mono_ms);
+        let pending = |id: u64| {
+            self.state.record(id).is_some_and(|record| record.status == InferenceStatus::Pending)
+        };
+        self.withdrawn = self
+            .dues
+            .iter()
+            .filter(|(id, due)| due.row.cancelled && pending(**id))
+            .filter_map(|(id, _)| {
+                let participant = self.terms.executor_of(*id)?;
+                Some((*id, Withdrawn { participant, tries: 0, at_ms }))
+            })
+            .collect::<BTreeMap<_, _>>();
+    }
+
+    fn pursue_withdrawn(&mut self, nonce: u64) {
+        let open = self.dues.contains_key(&nonce);
+        let Some(start) = self.withdrawn.get_mut(&nonce) else { return };
+        if !open || start.tries >= CANCEL_TRIES {
+            // What is left goes through HandleTimeout.
+            self.withdrawn.remove(&nonce);
+            return;
+        }
+        start.tries += 1;
+        start.at_ms = None;
+        let participant = start.participant;
+        let call = HostCall::Cancel(pb::CancelInferenceRequest {
+            escrow_id: self.terms.escrow_id,
+            inference_id: nonce,
+            cause: "body_refused".to_owned(),
+        });
+        self.call(&participant, call, self.cfg.ask_ms, Lane::Free, Purpose::Cancel { nonce });
+    }
+
     /// The answer to a cancellation.
     pub(super) fn cancelled(
         &mut self,
@@ -160,7 +233,7 @@ impl GatewayCore {
         nonce: u64,
         result: Result<pb::CancelInferenceResponse, CallError>,
     ) {
-        let retry_at = self.now.mono_ms.saturating_add(5_000);
+        let retry_at = self.now.mono_ms.saturating_add(CANCEL_WAIT_MS);
         if let Some(flight) = self.flights.get_mut(&nonce) {
             flight.cancel_call = None;
         }
@@ -190,6 +263,11 @@ impl GatewayCore {
                     flight.cancel_at_ms = Some(retry_at);
                 }
             }
+        }
+        if self.pending.speaks_of(nonce) {
+            self.withdrawn.remove(&nonce);
+        } else if let Some(start) = self.withdrawn.get_mut(&nonce) {
+            start.at_ms = Some(retry_at);
         }
     }
 }

@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 
 use super::api::{CallError, CallId, ClientEvent, Effect, HostCall, Lane, RequestError, RequestId};
 use super::members::{Bound, Shown, Then};
-use super::queue::Asking;
+use super::queue::{Asking, Refused};
 use super::{GatewayCore, Purpose};
 
 /// A Start that was sent, until its stream ends.
@@ -29,6 +29,7 @@ pub(super) struct Flight {
     pub(super) cancel_call: Option<CallId>,
     pub(super) cancel_at_ms: Option<u64>,
     pub(super) enough: bool,
+    pub(super) refused: Refused,
 }
 
 impl GatewayCore {
@@ -42,6 +43,7 @@ impl GatewayCore {
         let Some(executor) = self.terms.executor_of(nonce) else { return };
         asking.excluded.insert(executor);
         let gone = asking.gone;
+        let refused = asking.refused.take();
         if !gone {
             let event = ClientEvent::Dispatched { nonce, executor, slot };
             self.tell(asking.request.request_id, event);
@@ -63,6 +65,7 @@ impl GatewayCore {
             cancel_call: None,
             cancel_at_ms: None,
             enough: false,
+            refused,
         };
         self.flights.insert(nonce, flight);
         if self.members.get(&executor).is_some_and(|member| member.bound == Bound::Unknown) {
@@ -266,7 +269,14 @@ impl GatewayCore {
         if flight.receipt {
             self.poll_pending(&flight.participant);
         }
-        let Some(asking) = flight.asking else { return };
+        let policy = matches!(&error, CallError::Host(e) if e.code() == pb::escrow_error::Code::Policy);
+        // Only as long as every host so far said that it cannot serve the body.
+        let mut refused = flight.refused.filter(|_| policy && !flight.receipt && !flight.first_token);
+        if let Some(refused) = refused.as_mut() {
+            refused.insert(nonce, flight.participant);
+        }
+        let Some(mut asking) = flight.asking else { return self.withdraw(refused) };
+        asking.refused = refused;
         let id = asking.request.request_id;
         if flight.enough {
             let finish_reason = "stop".to_owned();
@@ -290,10 +300,10 @@ impl GatewayCore {
         );
         if asking.dispatches >= self.cfg.dispatches {
             let error = self.last_error(&asking);
-            return self.tell(id, ClientEvent::Failed(error));
+            return self.end_asking(asking, error);
         }
         if let Some(error) = self.closed() {
-            return self.tell(id, ClientEvent::Failed(error));
+            return self.end_asking(asking, error);
         }
         // It was there first.
         self.queue.push_front(asking);

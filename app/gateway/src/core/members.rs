@@ -9,6 +9,7 @@ use holdfast_types::Address;
 use super::api::{CallError, CallId, HostCall, Lane};
 use super::evidence::Mismatch;
 use super::limiter::Limiter;
+use super::permits::VotePermit;
 use super::store::{Counters, MEMBERS, MemberRow};
 use super::{GatewayCore, Purpose};
 
@@ -40,7 +41,7 @@ pub(super) enum Then {
 }
 
 /// One participant.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct Member {
     pub(super) slots: Vec<u8>,
     pub(super) cursor: u64,
@@ -58,7 +59,7 @@ pub(super) struct Member {
     pub(super) gate_repair: bool,
     pub(super) waiting: Vec<Then>,
     /// Votes asked of it that are out.
-    pub(super) votes: usize,
+    pub(super) votes: Vec<VotePermit>,
     /// Its latest verified signature over a root of ours.
     pub(super) signed: Option<(u64, Signature)>,
     /// Diffs per chunk; halved when it says TooLarge.
@@ -81,7 +82,7 @@ impl Member {
             taught_from: 0,
             gate_repair: false,
             waiting: Vec::new(),
-            votes: 0,
+            votes: Vec::new(),
             signed: None,
             chunk,
             dirty: false,

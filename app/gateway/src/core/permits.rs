@@ -1,22 +1,31 @@
 //! Permits that the sessions of a process share.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use holdfast_types::Address;
+
+/// Votes asked of one participant at a time, over all sessions (escrow-details 7).
+const VOTES: usize = 8;
 
 #[derive(Debug)]
 struct Pool {
     free: usize,
     next: u64,
     waiting: Vec<u64>,
+    /// Votes that are out, by voter.
+    votes: BTreeMap<Address, usize>,
 }
 
-/// Permits that all sessions of a process share: first come, first served.
+/// What all sessions of a process share: permits of repairs, first come, first served, and eight votes at a time of each
+/// voter.
 #[derive(Debug, Clone)]
 pub struct PermitPool(Arc<Mutex<Pool>>);
 
 impl PermitPool {
-    /// `permits` of them; 8 in a gateway.
+    /// `permits` of repairs; 8 in a gateway.
     pub fn new(permits: usize) -> Self {
-        Self(Arc::new(Mutex::new(Pool { free: permits, next: 0, waiting: Vec::new() })))
+        Self(Arc::new(Mutex::new(Pool { free: permits, next: 0, waiting: Vec::new(), votes: BTreeMap::new() })))
     }
 
     /// A place in the queue.
@@ -26,6 +35,18 @@ impl PermitPool {
         pool.next = pool.next.wrapping_add(1);
         pool.waiting.push(number);
         Ticket { pool: self.clone(), number, held: false }
+    }
+
+    /// Leave to ask `voter` for a vote, until it is dropped; `None` while it has as many as it may.
+    pub fn vote(&self, voter: &Address) -> Option<VotePermit> {
+        let mut pool = self.lock();
+        let out = pool.votes.entry(*voter).or_default();
+        if *out >= VOTES {
+            return None;
+        }
+        *out += 1;
+        drop(pool);
+        Some(VotePermit { pool: self.clone(), voter: *voter })
     }
 
     /// Permits that nobody holds.
@@ -73,9 +94,43 @@ impl Drop for Ticket {
     }
 }
 
+/// Leave to ask a voter, see [`PermitPool::vote`]. Dropping it gives it back.
+#[derive(Debug)]
+pub struct VotePermit {
+    pool: PermitPool,
+    voter: Address,
+}
+
+impl Drop for VotePermit {
+    fn drop(&mut self) {
+        let mut pool = self.pool.lock();
+        if let Some(out) = pool.votes.get_mut(&self.voter) {
+            *out = out.saturating_sub(1);
+            if *out == 0 {
+                pool.votes.remove(&self.voter);
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_voter_has_eight_votes_at_a_time_over_all_that_share_the_pool() {
+        let pool = PermitPool::new(1);
+        let other = pool.clone();
+        let (voter, second) = (Address([1; 20]), Address([2; 20]));
+        let mut held: Vec<VotePermit> = (0..5).map(|_| pool.vote(&voter).unwrap()).collect();
+        held.extend((0..3).map(|_| other.vote(&voter).unwrap()));
+        assert!(pool.vote(&voter).is_none() && other.vote(&voter).is_none());
+        assert!(other.vote(&second).is_some(), "each voter has its own");
+        held.pop();
+        assert!(pool.vote(&voter).is_some());
+        drop(held);
+        assert!(pool.lock().votes.is_empty());
+    }
 
     #[test]
     fn permits_go_by_the_order_of_the_queue_and_come_back_when_dropped() {

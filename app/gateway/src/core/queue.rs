@@ -1,6 +1,6 @@
 //! Requests that wait, and what becomes of the next nonce: the picker inside the critical section.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use holdfast_escrow::session::Phase;
 use holdfast_types::Address;
@@ -20,6 +20,9 @@ pub(super) const GHOST_LIMITS: (u32, u32) = (64, 1);
 /// Steps of the picker per event. Each makes a diff durable, and what was dispatched leaves only after the event.
 const MAX_STEPS: usize = 16;
 
+/// Nonces of a request whose hosts said that nobody can serve its body; `None` once a dispatch ended otherwise.
+pub(super) type Refused = Option<BTreeMap<u64, Address>>;
+
 /// A request on its way to a host.
 #[derive(Debug, Clone)]
 pub(super) struct Asking {
@@ -32,6 +35,7 @@ pub(super) struct Asking {
     pub(super) since_ms: u64,
     /// Kind of the last signed failure.
     pub(super) kind: Option<i32>,
+    pub(super) refused: Refused,
     /// The client left while its Start was staged.
     pub(super) gone: bool,
 }
@@ -73,6 +77,7 @@ impl GatewayCore {
             dispatches: 0,
             burned: 0,
             kind: None,
+            refused: Some(BTreeMap::new()),
             gone: false,
         });
     }
@@ -100,8 +105,14 @@ impl GatewayCore {
     /// Answers everyone who waits.
     pub(super) fn fail_queue(&mut self, error: RequestError) {
         for asking in std::mem::take(&mut self.queue) {
-            self.tell(asking.request.request_id, ClientEvent::Failed(error.clone()));
+            self.end_asking(asking, error.clone());
         }
+    }
+
+    /// A request that no host has now fails.
+    pub(super) fn end_asking(&mut self, asking: Asking, error: RequestError) {
+        self.withdraw(asking.refused);
+        self.tell(asking.request.request_id, ClientEvent::Failed(error));
     }
 
     /// Runs the picker until it holds.
@@ -248,11 +259,15 @@ impl GatewayCore {
         let gone: VecDeque<Asking> = gone;
         for asking in gone {
             let error = self.last_error(&asking);
-            self.tell(asking.request.request_id, ClientEvent::Failed(error));
+            self.end_asking(asking, error);
         }
     }
 
     pub(super) fn last_error(&self, asking: &Asking) -> RequestError {
+        if let Some(refused) = asking.refused.as_ref().filter(|refused| !refused.is_empty()) {
+            let attempts = u32::try_from(refused.len()).unwrap_or(u32::MAX);
+            return RequestError::BodyRefused { attempts };
+        }
         match (asking.kind, asking.dispatches) {
             (Some(kind), _) => RequestError::HostFailed { kind },
             (None, 0) => RequestError::NoAvailableHost,
@@ -326,17 +341,19 @@ impl GatewayCore {
         asking.dispatches += 1;
         let body = asking.request.body.clone();
         let (input_limit, output_limit) = (asking.request.input_limit, asking.request.output_limit);
-        let (kind, id) = (StartKind::Sent, asking.request.request_id);
+        let (kind, id, refused) = (StartKind::Sent, asking.request.request_id, asking.refused.clone());
         let step = Step::Start { input_limit, output_limit, body, kind, asking: Some(asking) };
         match self.advance(step) {
             Ok(_) => true,
             Err(StepError::Refused(error)) => {
                 self.log("escrow_start_refused", true, None, vec![("error", error.to_string())]);
+                self.withdraw(refused);
                 self.tell(id, ClientEvent::Failed(RequestError::EscrowExhausted));
                 true
             }
             Err(StepError::Storage(given_back)) => {
                 if given_back.is_some() {
+                    self.withdraw(refused);
                     self.tell(id, ClientEvent::Failed(RequestError::Storage));
                 }
                 false

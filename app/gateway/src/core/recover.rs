@@ -185,6 +185,7 @@ impl GatewayCore {
             members,
             queue: Default::default(),
             flights: BTreeMap::new(),
+            withdrawn: BTreeMap::new(),
             dues,
             ripe: BTreeMap::new(),
             kept,
@@ -227,6 +228,7 @@ impl GatewayCore {
                 core.suspicion = Suspicion::replaying(State::genesis(core.terms.clone()));
             }
             core.resume_repairs();
+            core.resume_withdrawn();
             let all: Vec<_> = core.members.keys().copied().collect();
             for participant in all {
                 core.bind(&participant);

@@ -100,6 +100,9 @@ impl GatewayCore {
         let mut next = Some((event, brought));
         for _ in 0..MAX_CHAIN {
             let Some((event, brought)) = next.take() else { return };
+            if event == RepairEvent::StoreUnreadable {
+                self.pause_others(participant);
+            }
             match self.repair_step(participant, &event, &brought) {
                 Ok(effects) => next = self.carry_out(participant, effects),
                 Err(error) => {
@@ -109,6 +112,33 @@ impl GatewayCore {
                 }
             }
         }
+    }
+
+    /// A store that one repair cannot read is there for none: no attempt of another is counted against its host.
+    fn pause_others(&mut self, reader: &Address) {
+        let running = |(participant, worker): (&Address, &Worker)| {
+            (participant != reader && worker.running.is_some()).then_some(*participant)
+        };
+        let others: Vec<Address> = self.workers.iter().filter_map(running).collect();
+        for participant in others {
+            match self.repair_step(&participant, &RepairEvent::StoreUnreadable, &Brought::default()) {
+                // A pause asks for nothing that could follow at once.
+                Ok(effects) => drop(self.carry_out(&participant, effects)),
+                Err(error) => {
+                    let fields =
+                        vec![("event", "StoreUnreadable".to_owned()), ("error", error.to_string())];
+                    self.log("escrow_repair_step_failed", true, Some(participant), fields);
+                }
+            }
+        }
+    }
+
+    /// When the attempt of `participant` is out of time: only while it teaches, as the one call after that has its own.
+    fn attempt_ends(&self, participant: &Address) -> Option<u64> {
+        let teaches =
+            self.flags.get(participant).is_some_and(|flag| flag.repair.phase == RepairPhase::Teaching);
+        let running = self.workers.get(participant)?.running.as_ref().filter(|_| teaches)?;
+        Some(running.began_ms.saturating_add(self.cfg.attempt_ms))
     }
 
     pub(super) fn repair_step(
@@ -327,17 +357,15 @@ impl GatewayCore {
         let all: Vec<Address> = self.workers.keys().copied().collect();
         for participant in all {
             let gate_busy = self.members.get(&participant).is_none_or(|m| m.gate.is_some());
+            let late = self.attempt_ends(&participant).is_some_and(|end| end <= now);
             let Some(worker) = self.workers.get_mut(&participant) else { continue };
-            let late = worker
-                .running
-                .as_ref()
-                .is_some_and(|running| now >= running.began_ms.saturating_add(self.cfg.attempt_ms));
             let event = if late {
                 Some(RepairEvent::BudgetUsed)
             } else if worker.running.is_some() {
                 None
             } else if let Some(ticket) = worker.ticket.as_mut() {
-                if ticket.try_acquire() && !gate_busy {
+                // The gate first: a permit that waits for it would be missing elsewhere.
+                if !gate_busy && ticket.try_acquire() {
                     if let Some(member) = self.members.get_mut(&participant) {
                         member.gate_repair = true;
                     }
@@ -377,9 +405,9 @@ impl GatewayCore {
     pub(super) fn repairs_at(&self) -> Option<u64> {
         let poll = self.now.mono_ms.saturating_add(200);
         self.workers
-            .values()
-            .filter_map(|worker| {
-                let end = worker.running.as_ref().map(|r| r.began_ms.saturating_add(self.cfg.attempt_ms));
+            .iter()
+            .filter_map(|(participant, worker)| {
+                let end = self.attempt_ends(participant);
                 let queued = (worker.running.is_none() && worker.ticket.is_some()).then_some(poll);
                 end.into_iter().chain(queued).chain(worker.due_at_ms).min()
             })

@@ -14,8 +14,8 @@ use super::members::Then;
 use super::store::{BODIES, DUES, DueRow};
 use super::{GatewayCore, Purpose};
 
-/// Votes asked of one participant at a time.
-const MAX_VOTES: usize = 8;
+/// When a voter that was busy for other sessions is looked at again.
+const VOTER_MS: u64 = 200;
 /// How long a vote may wait for its turn.
 const QUEUE_MS: u64 = 120_000;
 /// Rounds.
@@ -78,7 +78,10 @@ impl GatewayCore {
             .filter(|(id, due)| !self.exhausted(**id, due) && !self.ripe.contains_key(id))
             .filter_map(|(id, due)| {
                 if let Some(round) = &due.round {
-                    return Some(round.began_ms.saturating_add(QUEUE_MS));
+                    let end = round.began_ms.saturating_add(QUEUE_MS);
+                    // A place that another session gives back tells nobody.
+                    let look = (!round.open.is_empty()).then_some(now.mono_ms.saturating_add(VOTER_MS));
+                    return Some(look.map_or(end, |look| look.min(end)));
                 }
                 let (_, at) = self.late_at(*id)?;
                 let wait = at.saturating_mul(1000).saturating_sub(now.unix_ms);
@@ -128,6 +131,9 @@ impl GatewayCore {
         for (id, reason) in begin {
             self.begin_round(id, reason);
         }
+        if self.dues.values().any(|due| due.round.as_ref().is_some_and(|round| !round.open.is_empty())) {
+            self.ask_votes();
+        }
     }
 
     fn begin_round(&mut self, id: u64, reason: u8) {
@@ -176,10 +182,8 @@ impl GatewayCore {
                 continue;
             }
             let Some(member) = self.members.get_mut(&voter) else { continue };
-            if member.votes >= MAX_VOTES {
-                continue;
-            }
-            member.votes += 1;
+            let Some(permit) = self.permits.vote(&voter) else { continue };
+            member.votes.push(permit);
             if let Some(round) = self.dues.get_mut(&id).and_then(|due| due.round.as_mut()) {
                 round.open.remove(&voter);
                 round.out.insert(voter);
@@ -211,7 +215,8 @@ impl GatewayCore {
         result: Result<pb::VoteTimeoutResponse, CallError>,
     ) {
         if let Some(member) = self.member(voter) {
-            member.votes = member.votes.saturating_sub(1);
+            // Any of them: they are alike.
+            drop(member.votes.pop());
         }
         let reason = match self.dues.get_mut(&id).and_then(|due| due.round.as_mut()) {
             Some(round) if round.out.contains(voter) => {

@@ -301,6 +301,7 @@ fn failure(error: &RequestError) -> openai::Failure {
         RequestError::QueueFull => Failure::QueueFull { retry_after_ms: SOON_MS },
         RequestError::DispatchesFailed { .. } => Failure::Host(FailureKind::StreamReset),
         RequestError::HostFailed { kind } => Failure::Host(host_failure(*kind)),
+        RequestError::BodyRefused { .. } => Failure::BodyRefused,
         RequestError::Deadline => Failure::DeadlineExceeded,
         RequestError::Invalid(_) | RequestError::Storage => Failure::Internal,
     }

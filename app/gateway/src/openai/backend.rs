@@ -161,6 +161,8 @@ pub struct Usage {
 pub enum Failure {
     /// Prompt and answer do not fit the model: the host's count, which blames nobody.
     ContextLengthExceeded,
+    /// Every host that got it says that nobody can serve the body.
+    BodyRefused,
     /// Dearer than the balance of every escrow of the model.
     InsufficientBalance,
     /// Too many wait.

@@ -144,13 +144,23 @@ impl ApiError {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", "request_too_large", message)
     }
 
+    /// A coding of the message that nobody here reads.
+    pub(crate) fn transfer_encoding() -> Self {
+        let message = "Transfer-Encoding: send the body as it is, or as chunks";
+        let kind = "invalid_request_error";
+        Self::new(StatusCode::NOT_IMPLEMENTED, kind, "not_implemented", message).with_param("Transfer-Encoding")
+    }
+
     pub(crate) fn slow_body() -> Self {
         let message = "the body did not arrive in time";
         Self::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", "request_timeout", message)
     }
 
-    pub(crate) fn key_spent() -> Self {
-        let message = "the request could cost more than what is left of this key's token budget";
+    pub(crate) fn key_spent(asked: u64, left: u64) -> Self {
+        let message = format!(
+            "the request could take {asked} tokens, of this key's budget {left} are left; shorten the prompt, ask for \
+             less with max_tokens, or have the key's budget raised"
+        );
         Self::new(StatusCode::PAYMENT_REQUIRED, "insufficient_quota", "insufficient_quota", message)
     }
 
@@ -184,6 +194,10 @@ impl ApiError {
         };
         match failure {
             Failure::ContextLengthExceeded => Self::context_length(param, context),
+            Failure::BodyRefused => {
+                let remedy = "no host can serve this prompt; it must not be empty, and fit the model's context";
+                Self::bad_field(param, format!("{remedy} of {context} tokens together with its answer"))
+            }
             Failure::InsufficientBalance => {
                 let message = "the request could cost more than the balance of every escrow of this model";
                 Self::new(StatusCode::PAYMENT_REQUIRED, "insufficient_quota", "insufficient_quota", message)

@@ -186,8 +186,8 @@ impl Keyring {
             ApiError::internal()
         };
         let spent = budgets.spent(&key.config.name).map_err(failed)?;
-        let after =
-            spent.checked_add(most).filter(|after| *after <= budget).ok_or_else(ApiError::key_spent)?;
+        let after = spent.checked_add(most).filter(|after| *after <= budget);
+        let after = after.ok_or_else(|| ApiError::key_spent(most, budget.saturating_sub(spent)))?;
         budgets.set_spent(&key.config.name, after).map_err(failed)?;
         Ok(Charge { key: Some(Arc::clone(key)), budgets, charged: most })
     }
@@ -352,7 +352,9 @@ mod tests {
         let key = Some(&ring.keys[0]);
         let mut charge = ring.charge(key, 60).unwrap();
         assert_eq!(budgets.spent("a"), Ok(60));
-        assert_eq!(ring.charge(key, 41).err().unwrap().code, "insufficient_quota");
+        let spent = ring.charge(key, 41).err().unwrap();
+        assert_eq!(spent.code, "insufficient_quota");
+        assert!(spent.message.contains("take 41 tokens") && spent.message.contains("40 are left"), "{spent}");
         charge.settle(7);
         charge.settle(60);
         assert_eq!(budgets.spent("a"), Ok(7));

@@ -10,9 +10,12 @@
 //! Without `temperature`, and with 0, hosts answer greedily. Above 0 they sample from `seed`, so that the answer can be
 //! made again; without one the gateway draws it. Hosts do not scale by the value.
 
+use std::fmt;
+
 use bytes::Bytes;
-use holdfast_host::body::{STOP_BYTES_MAX, STOP_MAX};
-use serde::Serialize;
+use holdfast_host::body::{STOP_BYTES_MAX, STOP_MAX, joined_bytes};
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Number, Value};
 
 use super::errors::ApiError;
@@ -90,15 +93,33 @@ impl Asked {
         self.temperature.as_ref().and_then(Number::as_f64).is_some_and(|t| t > 0.0)
     }
 
+    /// Least bytes of the text that a host makes of it: all content, and what stands between messages.
+    pub(crate) fn prompt_bytes(&self) -> u64 {
+        match &self.prompt {
+            Prompt::Text(text) => text.len() as u64,
+            Prompt::Messages(messages) => joined_bytes(messages.iter().map(|m| m.content.len())),
+        }
+    }
+
     /// Bytes of all content.
-    pub(crate) fn content_bytes(&self) -> u64 {
+    fn content_bytes(&self) -> u64 {
         match &self.prompt {
             Prompt::Text(text) => text.len() as u64,
             Prompt::Messages(messages) => messages.iter().map(|m| m.content.len() as u64).sum(),
         }
     }
 
-    /// Upper bound of the prompt's tokens (escrow-details 9).
+    /// The most that the prompt takes of a key's budget: with a byte vocabulary just its bytes, otherwise the bound of the
+    /// Start.
+    pub(crate) fn prompt_charge(&self, context_length: u32, token_bytes_max: u32) -> u32 {
+        let bound = self.input_limit(context_length);
+        match token_bytes_max {
+            1 => u32::try_from(self.prompt_bytes()).unwrap_or(u32::MAX).min(bound),
+            _ => bound,
+        }
+    }
+
+    /// Upper bound of the prompt's tokens (escrow-details 9); what stands between messages is within their 64 tokens.
     pub(crate) fn input_limit(&self, context_length: u32) -> u32 {
         let messages = match &self.prompt {
             Prompt::Text(_) => 0,
@@ -117,17 +138,56 @@ impl Asked {
     }
 }
 
+/// The fields of a body, and the first that stands in it twice: readers differ on which one counts.
+struct Top {
+    fields: Map<String, Value>,
+    twice: Option<String>,
+}
+
+impl<'de> Deserialize<'de> for Top {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields;
+
+        impl<'de> Visitor<'de> for Fields {
+            type Value = Top;
+
+            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+                out.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Top, A::Error> {
+                let (mut fields, mut twice) = (Map::new(), None);
+                while let Some((name, value)) = access.next_entry::<String, Value>()? {
+                    if fields.contains_key(&name) && twice.is_none() {
+                        twice = Some(name.clone());
+                    }
+                    fields.insert(name, value);
+                }
+                Ok(Top { fields, twice })
+            }
+        }
+
+        deserializer.deserialize_map(Fields)
+    }
+}
+
 /// Reads a body.
 ///
 /// # Errors
 /// 400, and the field at fault.
 pub(crate) fn parse(endpoint: Endpoint, bytes: &[u8]) -> Result<Asked, ApiError> {
     // Nesting ends at 128 levels, inside serde_json.
-    let value: Value = serde_json::from_slice(bytes)
-        .map_err(|error| ApiError::bad_request(format!("the body is not JSON: {error}")))?;
-    let Value::Object(fields) = value else {
-        return Err(ApiError::bad_request("the body must be a JSON object"));
-    };
+    let Top { fields, twice } = serde_json::from_slice(bytes).map_err(|error| {
+        // Only what is no object is of a wrong type: every value of a field is taken.
+        if error.is_data() {
+            ApiError::bad_request("the body must be a JSON object")
+        } else {
+            ApiError::bad_request(format!("the body is not JSON: {error}"))
+        }
+    })?;
+    if let Some(name) = twice {
+        return Err(ApiError::bad_field(name, "stands twice in the body; give it once"));
+    }
     let get = |name: &str| fields.get(name).filter(|value| !value.is_null());
     for (name, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
         neutral(endpoint, name, value)?;
@@ -143,11 +203,10 @@ pub(crate) fn parse(endpoint: Endpoint, bytes: &[u8]) -> Result<Asked, ApiError>
         Endpoint::Chat => Prompt::Messages(messages(get("messages"))?),
         Endpoint::Text => Prompt::Text(text_prompt(get("prompt"))?),
     };
-    let max_tokens = match (get("max_completion_tokens"), get("max_tokens")) {
-        (Some(value), _) => Some(("max_completion_tokens", positive("max_completion_tokens", value)?)),
-        (None, Some(value)) => Some(("max_tokens", positive("max_tokens", value)?)),
-        (None, None) => None,
-    };
+    // The newer name counts; the other one is no less looked at.
+    let limit = |name| get(name).map(|value| Ok((name, positive(name, value)?))).transpose();
+    let (newer, older) = (limit("max_completion_tokens")?, limit("max_tokens")?);
+    let max_tokens = newer.or(older);
     let temperature = get("temperature").map(|value| number("temperature", value, 2.0)).transpose()?;
     if let Some(value) = get("top_p") {
         let top_p = number("top_p", value, 1.0)?.as_f64();
@@ -222,7 +281,12 @@ fn messages(value: Option<&Value>) -> Result<Vec<Message>, ApiError> {
         Some(Value::Array(list)) if (1..=MESSAGES_MAX).contains(&list.len()) => list,
         _ => return Err(ApiError::bad_field("messages", format!("give 1 to {MESSAGES_MAX} messages"))),
     };
-    list.iter().enumerate().map(|(i, value)| message(i, value)).collect()
+    let messages: Vec<Message> =
+        list.iter().enumerate().map(|(i, value)| message(i, value)).collect::<Result<_, _>>()?;
+    if messages.iter().all(|message| message.content.is_empty()) {
+        return Err(ApiError::bad_field("messages", "at least one content must not be empty"));
+    }
+    Ok(messages)
 }
 
 fn message(i: usize, value: &Value) -> Result<Message, ApiError> {

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use holdfast_host::body::BODY_MAX;
 use holdfast_types::Hrp;
-use http::header::{ALLOW, AUTHORIZATION, HeaderValue};
+use http::header::{ALLOW, AUTHORIZATION, HOST, HeaderValue, TRANSFER_ENCODING};
 use http::request::Parts;
-use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http::{HeaderMap, Method, Request, Response, StatusCode, Version};
 use hyper::body::Incoming;
 use serde_json::json;
 use tokio::sync::Semaphore;
@@ -231,6 +231,7 @@ impl Api {
         body: &mut Option<Incoming>,
         names: &Names,
     ) -> Result<Response<ReplyBody>, ApiError> {
+        check_head(head)?;
         let path = head.uri.path();
         let endpoint = match path {
             "/v1/chat/completions" => Some(Endpoint::Chat),
@@ -356,7 +357,7 @@ impl Api {
         let upload = upload::read(&head.headers, incoming, body_bytes, body_time, &self.memory).await?;
         *body = None;
         let who = key.as_ref().map_or("", |key| key.name());
-        let running = match head.headers.get("idempotency-key") {
+        let running = match idempotency_key(&head.headers)? {
             None => None,
             Some(value) => {
                 let path = head.uri.path();
@@ -377,7 +378,8 @@ impl Api {
         if body.len() > BODY_MAX {
             return Err(ApiError::too_large(BODY_MAX));
         }
-        let charge = self.keys.charge(key.as_ref(), u64::from(input_limit) + u64::from(output_limit))?;
+        let prompt_charge = asked.prompt_charge(model.context_length, model.token_bytes_max);
+        let charge = self.keys.charge(key.as_ref(), u64::from(prompt_charge) + u64::from(output_limit))?;
         let submission = Submission {
             body,
             model: model.id.clone(),
@@ -388,7 +390,8 @@ impl Api {
             traceparent: names.traceparent.clone(),
         };
         let held = Held { _turn: turn, _slot: slot, _memory: upload.memory };
-        Ok(Prepared::Start(Box::new(Start { asked, model, submission, charge, running, held })))
+        let limits = (prompt_charge, output_limit);
+        Ok(Prepared::Start(Box::new(Start { asked, model, submission, limits, charge, running, held })))
     }
 
     /// Tokens of the answer.
@@ -400,7 +403,7 @@ impl Api {
         let context = model.context_length;
         let least = match model.token_bytes_max {
             0 => 1,
-            most => asked.content_bytes().div_ceil(u64::from(most)).max(1),
+            most => asked.prompt_bytes().div_ceil(u64::from(most)).max(1),
         };
         let left = u64::from(context).checked_sub(least).filter(|left| *left > 0);
         let Some(left) = left.and_then(|left| u32::try_from(left).ok()) else {
@@ -414,8 +417,7 @@ impl Api {
     }
 
     fn start(&self, start: Start, record: Record) -> Task {
-        let Start { asked, model, submission, charge, running, held } = start;
-        let limits = (submission.input_limit, submission.output_limit);
+        let Start { asked, model, submission, limits, charge, running, held } = start;
         let answer = self.sessions.submit(submission);
         Task {
             run: Run::new(answer, asked.stop, charge, limits, self.config.deadline.saturating_add(GRACE)),
@@ -433,6 +435,28 @@ impl Api {
     }
 }
 
+/// What proxies and servers could read in two ways is not answered: a request without one host (RFC 9112, 3.2), and codings
+/// of the message other than chunks (6.1).
+fn check_head(head: &Parts) -> Result<(), ApiError> {
+    let hosts = head.headers.get_all(HOST).iter().count();
+    if hosts > 1 || hosts == 0 && head.version == Version::HTTP_11 {
+        return Err(ApiError::bad_field("Host", "send it once"));
+    }
+    let mut codings = head.headers.get_all(TRANSFER_ENCODING).iter();
+    let plain = codings.next().is_none_or(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked"));
+    if plain && codings.next().is_none() { Ok(()) } else { Err(ApiError::transfer_encoding()) }
+}
+
+/// The one that is given, also when it is given again.
+fn idempotency_key(headers: &HeaderMap) -> Result<Option<&HeaderValue>, ApiError> {
+    let mut given = headers.get_all("idempotency-key").iter();
+    let first = given.next();
+    if given.any(|other| Some(other) != first) {
+        return Err(ApiError::bad_field("Idempotency-Key", "there are two; send one"));
+    }
+    Ok(first)
+}
+
 /// What to do with a request.
 enum Prepared {
     Replay(StoredReply),
@@ -443,6 +467,8 @@ struct Start {
     asked: Asked,
     model: ModelInfo,
     submission: Submission,
+    /// Tokens of prompt and answer that the key is charged, at most.
+    limits: (u32, u32),
     charge: Charge,
     running: Option<Running>,
     held: Held,

@@ -16,7 +16,7 @@ use holdfast_types::Address;
 use sha2::{Digest, Sha256};
 
 use super::rules::Via;
-use super::{GET_DIFFS_MAX, HostCore, errors};
+use super::{GET_DIFFS_MAX, HostCore, Refusal, errors};
 use crate::auth;
 use crate::body::BODY_MAX;
 
@@ -53,7 +53,7 @@ impl HostCore {
     ///
     /// # Errors
     /// As Teach; Policy when this host may not vote or the body is another; BadTx for an inference that is not open, is not
-    /// late yet, or a reason that is none. An error is no vote.
+    /// late yet, or a reason that is none; Policy also for a body that this host would not take either. An error is no vote.
     pub fn vote_timeout(
         &mut self,
         unix_s: u64,
@@ -97,6 +97,15 @@ impl HostCore {
             .collect();
         if !known.is_empty() {
             return Ok(VoteStep::Voted(self.vote(&ticket, &known)));
+        }
+        // Work that nobody could do is no refusal. A host that has no room now still knows what it could do otherwise.
+        if reason == REASON_REFUSED {
+            let (input_limit, output_limit) = (record.input_limit, record.output_limit);
+            if let Err(Refusal::Policy(message)) =
+                self.admission.check(&request.body, input_limit, output_limit)
+            {
+                return Err(errors::policy(message));
+            }
         }
         let request = pb::ChallengeStartRequest {
             escrow_id: *escrow_id,

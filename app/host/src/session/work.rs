@@ -98,8 +98,6 @@ enum Taken {
     Before(JobRow),
     /// It takes it now.
     Now(JobRow, StartJob),
-    /// It signs that it cannot.
-    Cannot(JobRow),
 }
 
 impl HostCore {
@@ -111,9 +109,9 @@ impl HostCore {
     pub fn infer(&mut self, unix_s: u64, request: &pb::InferRequest) -> Result<InferStep, pb::EscrowError> {
         let pb::InferRequest { escrow_id, target_nonce: id, body, .. } = request;
         let (stage, stop) = self.stage(*escrow_id, &request.diffs, Via::Infer)?;
-        let taken = self.take(stage, stop, *id, body, unix_s, false)?;
+        let taken = self.take(stage, stop, *id, body, unix_s)?;
         let (job, start) = match taken {
-            Taken::Before(job) | Taken::Cannot(job) => (job, None),
+            Taken::Before(job) => (job, None),
             Taken::Now(job, start) => (job, Some(start)),
         };
         let applied = self.applied(*escrow_id, None)?;
@@ -121,10 +119,11 @@ impl HostCore {
         Ok(InferStep { applied, receipt: job.receipt, start, ended })
     }
 
-    /// Host to host: takes the work of a Start now, or signs that it cannot.
+    /// Host to host: takes the work of a Start now. What was withdrawn before it was taken comes with the gateway's word.
     ///
     /// # Errors
-    /// As Infer; Policy unless a host of the group asks.
+    /// As Infer; Policy unless a host of the group asks. A body that no host can serve is refused like at Infer: nothing is
+    /// signed, as it is the gateway's fault; honest voters refuse it by the same rule.
     pub fn challenge_start(
         &mut self,
         unix_s: u64,
@@ -134,9 +133,9 @@ impl HostCore {
         let pb::ChallengeStartRequest { escrow_id, inference_id: id, body, .. } = request;
         self.check_host(*escrow_id, caller)?;
         let (stage, stop) = self.stage(*escrow_id, &request.diffs, Via::Peer)?;
-        let taken = self.take(stage, stop, *id, body, unix_s, true)?;
+        let taken = self.take(stage, stop, *id, body, unix_s)?;
         let (job, start) = match taken {
-            Taken::Before(job) | Taken::Cannot(job) => (job, None),
+            Taken::Before(job) => (job, None),
             Taken::Now(job, start) => (job, Some(start)),
         };
         let cancel = job.cancel.as_ref().and_then(|(request, auth)| {
@@ -148,7 +147,7 @@ impl HostCore {
         Ok(ChallengeStep { reply, start })
     }
 
-    /// Commits a stage, with a receipt if this host takes the work of `id`. `must_answer`: what it cannot do is signed.
+    /// Commits a stage, with a receipt if this host takes the work of `id`.
     fn take(
         &mut self,
         mut stage: Stage,
@@ -156,13 +155,12 @@ impl HostCore {
         id: u64,
         body: &[u8],
         unix_s: u64,
-        must_answer: bool,
     ) -> Result<Taken, pb::EscrowError> {
         let taken = match stop {
             Some(error) => Err(error),
-            None => self.decide(&stage, id, body, unix_s, must_answer),
+            None => self.decide(&stage, id, body, unix_s),
         };
-        if let Ok(Taken::Now(job, _) | Taken::Cannot(job)) = &taken {
+        if let Ok(Taken::Now(job, _)) = &taken {
             self.write_job(&mut stage, id, job).map_err(|error| errors::store(&error))?;
         }
         self.commit(stage.writes, stage.replica)?;
@@ -175,7 +173,6 @@ impl HostCore {
         id: u64,
         body: &[u8],
         unix_s: u64,
-        must_answer: bool,
     ) -> Result<Taken, pb::EscrowError> {
         let state = &stage.replica.state;
         let escrow_id = state.config().escrow_id;
@@ -210,23 +207,13 @@ impl HostCore {
         if stage.replica.pending.len() >= self.config.pending_max {
             return Err(errors::busy("too many transactions wait for a diff", errors::RETRY_MS));
         }
-        let mut job = JobRow {
-            prompt_hash,
-            limits: (record.input_limit, record.output_limit),
-            slot: record.executor_slot,
-            ..JobRow::default()
-        };
+        let mut job = job_of(record);
         match self.admission.check(body, record.input_limit, record.output_limit) {
             Ok(()) => {}
             Err(Refusal::Busy { message, retry_after_ms }) => {
                 return Err(errors::busy(message, retry_after_ms));
             }
-            Err(Refusal::Policy(message)) if !must_answer => return Err(errors::policy(message)),
-            Err(Refusal::Policy(message)) => {
-                tracing::warn!(escrow = escrow_id, inference = id, message, "work that cannot be done here");
-                job.outcome = self.report(state, &job, id, KIND_INTERNAL, (0, 0)).to_bytes();
-                return Ok(Taken::Cannot(job));
-            }
+            Err(Refusal::Policy(message)) => return Err(errors::policy(message)),
         }
         job.receipt = self.receipt(state, record, unix_s).to_bytes();
         let (input_limit, output_limit) = job.limits;
@@ -338,7 +325,8 @@ impl HostCore {
     }
 
     /// Ends a running inference by the gateway's word, which is kept as evidence: `auth` is the credential of the call,
-    /// `progress` the tokens of the prompt and those that were delivered. The report is durable when this returns.
+    /// `progress` the tokens of the prompt and those that were delivered. The report is durable when this returns. A Start of
+    /// this host that stands Pending here and was never taken ends too, with no tokens, and is not taken any more.
     ///
     /// # Errors
     /// Policy unless the gateway asks; as any call of the session.
@@ -359,9 +347,19 @@ impl HostCore {
             let pending = core.replica(escrow_id)?.listed(|_| true);
             Ok(pb::CancelInferenceResponse { state: state.into(), delivered_tokens, pending })
         };
-        let Some(mut job) = self.job(escrow_id, id)? else {
+        let before = self.job(escrow_id, id)?;
+        let (untaken, progress) = (before.is_none(), if before.is_none() { (0, 0) } else { progress });
+        let untaken_job = || {
+            let record = replica.state.record(id)?;
+            let ours = replica.state.config().owner_of(record.executor_slot) == Some(self.config.owner);
+            (ours && record.status == InferenceStatus::Pending).then(|| job_of(record))
+        };
+        let Some(mut job) = before.or_else(untaken_job) else {
             return Ok(CancelStep { reply: reply(CancelState::Unspecified, 0, self)?, stop: false });
         };
+        if untaken && replica.pending.len() >= self.config.pending_max {
+            return Err(errors::busy("too many transactions wait for a diff", errors::RETRY_MS));
+        }
         if !job.outcome.is_empty() {
             let state = if is_cancelled(&job.outcome) { CancelState::Cancelled } else { CancelState::Ended };
             return Ok(CancelStep { reply: reply(state, job.output_tokens, self)?, stop: false });
@@ -372,7 +370,17 @@ impl HostCore {
         let mut stage = Stage { writes: holdfast_store::WriteSet::new(), replica };
         self.write_job(&mut stage, id, &job).map_err(|error| errors::store(&error))?;
         self.commit(stage.writes, stage.replica)?;
-        Ok(CancelStep { reply: reply(CancelState::Cancelled, job.output_tokens, self)?, stop: true })
+        Ok(CancelStep { reply: reply(CancelState::Cancelled, job.output_tokens, self)?, stop: !untaken })
+    }
+}
+
+/// What is kept of a Start, before this host signs anything about it.
+fn job_of(record: &InferenceRecord) -> JobRow {
+    JobRow {
+        prompt_hash: record.prompt_hash,
+        limits: (record.input_limit, record.output_limit),
+        slot: record.executor_slot,
+        ..JobRow::default()
     }
 }
 

@@ -33,6 +33,10 @@ pub(super) enum Serves {
     Throttled,
     /// A signed failure.
     Fails,
+    /// Says that nobody can serve the body; signs that it ends once that is taken back.
+    Refuses,
+    /// Says so too, and signs nothing.
+    RefusesOnly,
     /// Words of a divergence in an error without a signature.
     Crafted,
 }
@@ -331,7 +335,7 @@ impl Host {
                 }
             },
             HostCall::Cancel(request) => {
-                if self.serves == Serves::Slow {
+                if matches!(self.serves, Serves::Slow | Serves::Refuses) {
                     self.report(terms, request.inference_id, 8);
                 }
                 Ok(HostReply::Cancel(pb::CancelInferenceResponse {
@@ -386,6 +390,9 @@ impl Host {
             return (Vec::new(), Some(Err(CallError::Host(Box::new(error)))));
         }
         let mut items = vec![Item::Applied(self.applied(terms, None))];
+        if matches!(self.serves, Serves::Refuses | Serves::RefusesOnly) {
+            return (Vec::new(), Some(Err(err(Code::Policy))));
+        }
         if self.serves == Serves::Silent {
             return (items, Some(Err(CallError::Timeout)));
         }

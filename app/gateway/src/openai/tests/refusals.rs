@@ -7,6 +7,7 @@ async fn each_failure_of_the_sessions_has_its_row() {
     let retry_after_ms = 2500;
     let cases = [
         (Failure::ContextLengthExceeded, 400, "context_length_exceeded", Some("messages"), None),
+        (Failure::BodyRefused, 400, "invalid_request_error", Some("messages"), None),
         (Failure::InsufficientBalance, 402, "insufficient_quota", None, None),
         (Failure::QueueFull { retry_after_ms }, 429, "rate_limit_exceeded", None, Some("3")),
         (Failure::NoAvailableHost { retry_after_ms }, 503, "no_available_host", None, Some("3")),
@@ -209,7 +210,7 @@ fn keyed() -> ApiConfig {
     let keys = vec![
         KeyConfig::new("free", "sk-free"),
         KeyConfig { models: only_other, ..KeyConfig::new("narrow", "sk-narrow") },
-        KeyConfig { token_budget: Some(1200), ..KeyConfig::new("poor", "sk-poor") },
+        KeyConfig { token_budget: Some(1000), ..KeyConfig::new("poor", "sk-poor") },
         KeyConfig { requests_per_minute: Some(1), ..KeyConfig::new("slow", "sk-slow") },
     ];
     ApiConfig { keys, ..ApiConfig::default() }
@@ -250,7 +251,7 @@ async fn a_key_reaches_its_own_models_only() {
 
 #[tokio::test]
 async fn a_key_spends_its_budget_by_what_its_requests_take() {
-    // "Hi" is bounded by 130 tokens; of the answer at most 512 − 2 fit.
+    // "Hi" is 2 tokens of a byte vocabulary; of the answer at most 512 − 2 fit.
     let server = Server::with(hello(), keyed()).await;
     let quota = (402, "insufficient_quota".to_owned(), None);
     assert_eq!(chat_as(&server, "sk-poor", HI).await.status, 200);
@@ -264,16 +265,16 @@ async fn a_key_spends_its_budget_by_what_its_requests_take() {
     let request = request("POST", CHAT, &[("authorization", "Bearer sk-poor")], HI_STREAM);
     socket.write_all(&request).await.unwrap();
     socket.read_exact(&mut [0; 64]).await.unwrap();
-    assert_eq!(server.budgets.spent("poor"), Ok(7 + 130 + 510), "charged in advance");
+    assert_eq!(server.budgets.spent("poor"), Ok(7 + 2 + 510), "charged in advance");
     assert_eq!(chat_as(&server, "sk-poor", HI).await.error(), quota);
     drop(socket);
     server.left(1).await;
-    assert_eq!(server.budgets.spent("poor"), Ok(7 + 131), "a client that leaves pays for what was made");
-    server.budgets.set_spent("poor", 1200 - 139).unwrap();
+    assert_eq!(server.budgets.spent("poor"), Ok(7 + 3), "a client that leaves pays for what was made");
+    server.budgets.set_spent("poor", 1000 - 11).unwrap();
     let short = HI.replace(r#""messages""#, r#""max_tokens":9,"messages""#);
     server.script(hello());
     assert_eq!(chat_as(&server, "sk-poor", &short).await.status, 200);
-    server.budgets.set_spent("poor", 1200 - 138).unwrap();
+    server.budgets.set_spent("poor", 1000 - 10).unwrap();
     assert_eq!(chat_as(&server, "sk-poor", &short).await.error(), quota);
 }
 
@@ -357,4 +358,67 @@ async fn only_json_is_read() {
     assert_eq!(server.send("POST", CHAT, &kind, HI).await.status, 200);
     let got = server.send("POST", CHAT, &[("Content-Encoding", "gzip")], HI).await;
     assert_eq!(got.error().2.as_deref(), Some("Content-Encoding"));
+}
+
+#[tokio::test]
+async fn a_prompt_is_counted_as_its_host_counts_it_before_anything_is_spent() {
+    let server = Server::start(hello()).await;
+    let many = |count: usize, content: &str| {
+        let message = format!(r#"{{"role":"user","content":"{content}"}}"#);
+        format!(r#"{{"model":"ref-llama","max_tokens":1,"messages":[{}]}}"#, vec![message; count].join(","))
+    };
+    // 256 bytes and 255 line ends leave one of 512 tokens; 257 messages are 513.
+    assert_eq!(server.chat(&many(256, "x")).await.status, 200);
+    for count in [257, 300] {
+        let got = server.chat(&many(count, "x")).await;
+        assert_eq!(got.error(), (400, "context_length_exceeded".into(), Some("messages".into())), "{count}");
+    }
+    for count in [1, 3] {
+        let got = server.chat(&many(count, "")).await;
+        assert_eq!(got.error(), (400, "invalid_request_error".into(), Some("messages".into())));
+    }
+    assert_eq!(server.submissions().len(), 1);
+    assert_eq!(server.submissions()[0].input_limit, 512);
+}
+
+#[tokio::test]
+async fn a_field_that_stands_twice_and_a_limit_that_does_not_count_are_looked_at_too() {
+    let server = Server::start(hello()).await;
+    let with = |fields: &str| HI.replace(r#""messages""#, &format!(r#"{fields},"messages""#));
+    for (fields, param) in [
+        (r#""seed":1,"seed":1"#, "seed"),
+        (r#""model":"ref-llama""#, "model"),
+        (r#""max_completion_tokens":5,"max_tokens":0"#, "max_tokens"),
+        (r#""max_completion_tokens":5,"max_tokens":"many""#, "max_tokens"),
+        (r#""max_completion_tokens":-1,"max_tokens":5"#, "max_completion_tokens"),
+    ] {
+        let got = server.chat(&with(fields)).await;
+        assert_eq!(got.error(), (400, "invalid_request_error".into(), Some(param.into())), "{fields}");
+    }
+    assert_eq!(server.submissions(), []);
+}
+
+#[tokio::test]
+async fn a_head_that_can_be_read_in_two_ways_is_not_answered() {
+    let server = Server::start(hello()).await;
+    let json = "content-type: application/json\r\nconnection: close\r\n";
+    let length = format!("content-length: {}\r\n", HI.len());
+    let chunks = format!("{:x}\r\n{HI}\r\n0\r\n\r\n", HI.len());
+    let one = |lines: &str, body: &str| format!("POST {CHAT} HTTP/1.1\r\n{lines}{json}\r\n{body}");
+    let cases = [
+        (one(&length, HI), 400),
+        (one(&format!("host: x\r\nhost: y\r\n{length}"), HI), 400),
+        (one("host: x\r\ntransfer-encoding: gzip, chunked\r\n", &chunks), 501),
+        (one("host: x\r\ntransfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n", &chunks), 501),
+        (one("host: x\r\ntransfer-encoding: Chunked\r\n", &chunks), 200),
+        (one(&length, HI).replace("HTTP/1.1", "HTTP/1.0"), 200),
+        (format!("GET /healthz HTTP/1.1\r\n{json}\r\n"), 400),
+    ];
+    for (bytes, status) in cases {
+        assert_eq!(Got::read(&server.raw(bytes.as_bytes()).await).status, status, "{bytes}");
+    }
+    for (second, status) in [("k-2", 400), ("k-1", 200)] {
+        let keys = [("idempotency-key", "k-1"), ("idempotency-key", second)];
+        assert_eq!(server.send("POST", CHAT, &keys, HI).await.status, status, "{second}");
+    }
 }

@@ -6,7 +6,7 @@ use holdfast_proto::holdfast::host::v1::escrow_error::Code;
 
 use super::scene::*;
 use crate::session::rules::Honest;
-use crate::session::{EscrowStatus, HostCore, JobEnd, TakeAll, Terms, VoteStep};
+use crate::session::{Admission, EscrowStatus, HostCore, JobEnd, Refusal, TakeAll, Terms, VoteStep};
 
 const LATE: u64 = START + 60;
 
@@ -189,6 +189,29 @@ fn no_vote_is_given_on_what_is_not_late_not_ours_to_judge_or_not_what_it_says() 
     let bare = pb::VoteTimeoutRequest { diffs: Vec::new(), ..ask(&gateway, 1, 1, "prompt-1") };
     assert_eq!(host.core.vote_timeout(LATE, &bare).unwrap_err().code(), Code::Behind);
     assert!(vote(&mut host, LATE, &ask(&gateway, 1, 1, "prompt-1"), |_| None).unwrap().accept);
+}
+
+struct Nothing;
+
+impl Admission for Nothing {
+    fn check(&self, _: &[u8], _: u32, _: u32) -> Result<(), Refusal> {
+        Err(Refusal::Policy("no".into()))
+    }
+}
+
+#[test]
+fn a_voter_that_could_not_serve_the_body_either_gives_no_vote() {
+    let config = core_config("host-2");
+    let mut host = HostAt::with("host-2", config, Box::new(Honest), Box::new(Nothing));
+    let mut gateway = pending();
+    let refused = host.core.vote_timeout(LATE, &ask(&gateway, 1, 1, "prompt-1")).unwrap_err();
+    assert_eq!(refused.code(), Code::Policy);
+    // What an executor took it has to finish.
+    let mut executor = HostAt::new("host-1");
+    let step = executor.core.infer(START + 1, &infer(&gateway, 0, 1, "prompt-1")).unwrap();
+    gateway.step(vec![tx(&step.receipt)], Vec::new());
+    let late = START + 1 + 1200;
+    assert!(vote(&mut host, late, &ask(&gateway, 1, 2, "prompt-1"), |_| None).unwrap().accept);
 }
 
 #[test]

@@ -209,7 +209,7 @@ impl Admission for Cannot {
 }
 
 #[test]
-fn what_the_runner_cannot_do_gets_no_receipt_and_a_signed_report_when_it_is_challenged() {
+fn what_the_runner_cannot_do_gets_no_receipt_and_no_signed_word_when_it_is_challenged_either() {
     let mut host = HostAt::with("host-1", core_config("host-1"), Box::new(Honest), Box::new(Cannot));
     let mut gateway = Gateway::new(terms());
     let busy = gateway.start(1, "busy");
@@ -224,14 +224,58 @@ fn what_the_runner_cannot_do_gets_no_receipt_and_a_signed_report_when_it_is_chal
         diffs: Vec::new(),
         body: b"bad".to_vec(),
     };
-    let step = host.core.challenge_start(START, &challenge, addr("host-0")).unwrap();
-    assert!(step.start.is_none() && step.reply.receipt.is_empty());
-    let report = tx(&step.reply.outcome);
-    assert!(matches!(report, Tx::ReportError { kind: 10, .. }));
-    assert_eq!(check_tx(&gateway.state, &report), Ok(()), "a Pending inference may be reported");
+    let refused = host.core.challenge_start(START, &challenge, addr("host-0")).unwrap_err();
+    assert_eq!(refused.code(), Code::Policy);
+    let pending = pb::GetPendingRequest { escrow_id: ESCROW };
+    assert!(host.core.get_pending(&pending, addr("gateway")).unwrap().txs.is_empty(), "nothing is reported");
     challenge.inference_id = busy;
     challenge.body = b"busy".to_vec();
     assert_eq!(host.core.challenge_start(START, &challenge, addr("host-0")).unwrap_err().code(), Code::Busy);
+}
+
+#[test]
+fn a_start_that_was_never_taken_ends_released_by_the_gateways_word_and_is_shown_with_it() {
+    let mut host = HostAt::with("host-1", core_config("host-1"), Box::new(Honest), Box::new(Cannot));
+    let mut gateway = Gateway::new(terms());
+    let id = gateway.start(1, "bad");
+    let theirs = gateway.start(2, "bad");
+    assert_eq!(host.core.infer(START, &infer(&gateway, 0, id, "bad")).unwrap_err().code(), Code::Policy);
+    host.catch_up(&gateway);
+    let (request, auth) = cancel(id);
+    let step = host.core.cancel(&request, &auth, addr("gateway"), (9, 9)).unwrap();
+    assert!(!step.stop, "nothing runs");
+    assert_eq!((step.reply.state(), step.reply.delivered_tokens), (CancelState::Cancelled, 0));
+    let [report] = step.reply.pending.as_slice() else { panic!() };
+    let wanted = (KIND_CANCELLED, 0, 0);
+    assert!(
+        matches!(tx(report), Tx::ReportError { kind, input_tokens, output_tokens, .. } if (kind, input_tokens, output_tokens) == wanted)
+    );
+    // It is on disk, is given again, and is shown to whoever challenges.
+    host.restart("host-1", true, Box::new(Honest));
+    let again = host.core.cancel(&request, &auth, addr("gateway"), (0, 0)).unwrap();
+    assert_eq!(again.reply.pending, std::slice::from_ref(report));
+    let challenge = pb::ChallengeStartRequest {
+        escrow_id: ESCROW,
+        inference_id: id,
+        diffs: Vec::new(),
+        body: b"bad".to_vec(),
+    };
+    let shown = host.core.challenge_start(START, &challenge, addr("host-0")).unwrap();
+    assert!(shown.start.is_none() && shown.reply.receipt.is_empty());
+    assert_eq!(shown.reply.outcome, *report);
+    assert_eq!(shown.reply.cancel.unwrap(), pb::SignedCancel { request: Some(request), auth });
+    let late = host.core.infer(START, &infer(&gateway, gateway.state.nonce(), id, "bad")).unwrap();
+    assert!(late.start.is_none() && late.ended.is_some(), "it is not taken any more");
+    // Of others' work, and of what it knows no Start of, it says nothing.
+    for id in [theirs, 99] {
+        let (request, auth) = cancel(id);
+        let step = host.core.cancel(&request, &auth, addr("gateway"), (0, 0)).unwrap();
+        assert_eq!(step.reply.state(), CancelState::Unspecified);
+    }
+    gateway.step(vec![tx(report)], Vec::new());
+    let row = &gateway.state.stats()[1];
+    assert_eq!((row.released, row.errored, row.missed), (1, 0, 0));
+    assert!(host.catch_up(&gateway).pending.is_empty());
 }
 
 #[test]
