@@ -404,7 +404,6 @@ impl Inner {
             }
         });
     }
-
 }
 
 /// Runs something of the journal where it may block.

@@ -12,7 +12,8 @@ use tokio::time::sleep;
 use super::actor::{Actor, End, Input};
 use super::calls::Caller;
 use super::{
-    Ended, Gateway, GatewayError, Glance, Inner, JournalError, Lease, Machine, Result, View, blocking, machine,
+    Ended, Gateway, GatewayError, Glance, Inner, JournalError, Lease, Machine, Result, View, blocking,
+    machine,
 };
 use crate::chain::{EscrowRow, EscrowStatus};
 use crate::core::{Effect, FlagView, RetireReason};
@@ -115,6 +116,9 @@ impl Gateway {
         let entry = blocking(inner, move |inner| inner.journal.adopt(escrow_id, &model, now_s)).await?;
         if entry.ended.is_some() {
             return Err(GatewayError::Ended(escrow_id));
+        }
+        if row.config.owners().keys().any(|owner| inner.hosts.url(owner).is_none()) {
+            inner.hosts.set_urls(inner.chain.host_urls().await?);
         }
         let disputed = row.status == EscrowStatus::Disputed;
         let (inbox, receiver) = mpsc::channel(inner.settings.inbox);
