@@ -6,6 +6,9 @@
 //! is sent away and does not wait: two half messages would wait for each other. So no number of connections and streams
 //! makes this process hold more than the budget, and no connection more than its share.
 
+// A status is what tonic's services return, however large it is.
+#![allow(clippy::result_large_err)]
+
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};

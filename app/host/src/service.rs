@@ -1,5 +1,8 @@
 //! The gRPC service `holdfast.host.v1.Host`: Serve for the chain's inferences, everything else for escrow sessions.
 
+// A status is what tonic's services return, however large it is.
+#![allow(clippy::result_large_err)]
+
 use holdfast_proto::holdfast::host::v1 as pb;
 use holdfast_proto::holdfast::host::v1::host_server::Host as HostService;
 use tokio_stream::wrappers::ReceiverStream;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use holdfast_runner::FailureKind;
+use holdfast_proto::holdfast::runner::v1::FailureKind;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
@@ -307,6 +307,8 @@ fn failure(error: &RequestError) -> openai::Failure {
 }
 
 fn host_failure(kind: i32) -> FailureKind {
-    let known = FailureKind::ALL.into_iter().find(|known| i64::from(known.number()) == i64::from(kind));
-    known.unwrap_or(FailureKind::StreamReset)
+    match FailureKind::try_from(kind) {
+        Ok(FailureKind::Unspecified) | Err(_) => FailureKind::StreamReset,
+        Ok(kind) => kind,
+    }
 }

@@ -259,7 +259,11 @@ async fn an_inference_is_taken_streamed_and_finished_and_its_transactions_go_int
     let mut gateway = started();
     let read = read(process.infer(&gateway, 1).await.unwrap()).await;
     assert_eq!((read.applied.nonce, read.applied.root), (1, gateway.state.root().to_vec()));
-    assert_eq!(read.applied.pending, [read.receipt.clone()], "it is on disk before the receipt leaves");
+    assert_eq!(
+        read.applied.pending,
+        std::slice::from_ref(&read.receipt),
+        "it is on disk before the receipt leaves"
+    );
     assert_eq!((read.text.as_str(), read.tokens), (expected(8).as_str(), 8));
     let Event::Finished(finished) = read.end else { panic!("{:?}", read.end) };
     assert_eq!(finished.finish_reason, "length");
@@ -562,6 +566,10 @@ impl GatewayService for &'static Ear {
     }
 
     async fn release(&self, _: Request<gateway::OperatorRequest>) -> Unheard<gateway::OperatorResponse> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn finalize(&self, _: Request<gateway::FinalizeRequest>) -> Unheard<gateway::FinalizeResponse> {
         Err(Status::unimplemented(""))
     }
 

@@ -208,7 +208,7 @@ impl HostCore {
     ) -> Result<pb::GetSignaturesResponse, pb::EscrowError> {
         let escrow_id = request.escrow_id;
         let challenge = challenge(request.challenge.as_ref())?;
-        self.from_group(escrow_id, caller)?;
+        self.check_group(escrow_id, caller)?;
         let withhold = self.config.withhold;
         let replica = self.replica(escrow_id)?;
         let have_nonce = replica.state.nonce();
@@ -244,7 +244,7 @@ impl HostCore {
         request: &pb::GetPendingRequest,
         caller: Address,
     ) -> Result<pb::GetPendingResponse, pb::EscrowError> {
-        self.from_group(request.escrow_id, caller)?;
+        self.check_group(request.escrow_id, caller)?;
         let txs = self.replica(request.escrow_id)?.listed(|_| true);
         Ok(pb::GetPendingResponse { txs })
     }
@@ -259,7 +259,7 @@ impl HostCore {
         caller: Address,
     ) -> Result<pb::GetDiffsResponse, pb::EscrowError> {
         let escrow_id = request.escrow_id;
-        self.from_group(escrow_id, caller)?;
+        self.check_group(escrow_id, caller)?;
         self.replica(escrow_id)?;
         let count = if request.max == 0 { GET_DIFFS_MAX } else { request.max.min(GET_DIFFS_MAX) };
         Ok(pb::GetDiffsResponse { diffs: self.log(escrow_id, request.from, count)? })
@@ -295,7 +295,7 @@ impl HostCore {
         caller: Address,
     ) -> Result<pb::ResetSessionResponse, pb::EscrowError> {
         let escrow_id = request.escrow_id;
-        self.from_gateway(escrow_id, caller)?;
+        self.check_gateway(escrow_id, caller)?;
         if !self.config.allow_reset {
             return Err(errors::policy("the host's operator does not allow it"));
         }

@@ -267,7 +267,7 @@ impl HostCore {
     }
 
     /// Whether `address` is the escrow's gateway.
-    fn from_gateway(&self, escrow_id: u64, address: Address) -> Result<(), pb::EscrowError> {
+    fn check_gateway(&self, escrow_id: u64, address: Address) -> Result<(), pb::EscrowError> {
         match self.rows.get(&escrow_id) {
             Some(row) if row.config.gateway == address => Ok(()),
             Some(_) => Err(errors::policy(format!("not signed by the gateway of escrow {escrow_id}"))),
@@ -276,15 +276,15 @@ impl HostCore {
     }
 
     /// Whether `address` is the escrow's gateway or signs for one of its group.
-    fn from_group(&mut self, escrow_id: u64, address: Address) -> Result<(), pb::EscrowError> {
-        if self.from_gateway(escrow_id, address).is_ok() {
+    fn check_group(&mut self, escrow_id: u64, address: Address) -> Result<(), pb::EscrowError> {
+        if self.check_gateway(escrow_id, address).is_ok() {
             return Ok(());
         }
-        self.from_host(escrow_id, address)
+        self.check_host(escrow_id, address)
     }
 
     /// Whether `address` signs for one of the group.
-    fn from_host(&mut self, escrow_id: u64, address: Address) -> Result<(), pb::EscrowError> {
+    fn check_host(&mut self, escrow_id: u64, address: Address) -> Result<(), pb::EscrowError> {
         let state = &self.replica(escrow_id)?.state;
         let member = state.config().owners().keys().any(|owner| state.speaks_for(owner, &address));
         if member {

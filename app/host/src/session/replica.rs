@@ -235,7 +235,7 @@ fn known(
 /// Writes a snapshot when one is due, and drops the one before the last.
 fn snapshot(branch: &mut BranchKv<'_>, state: &State) -> Result<(), holdfast_store::StoreError> {
     let nonce = state.nonce();
-    if nonce % SNAPSHOT_EVERY != 0 && state.phase() != Phase::Frozen {
+    if !nonce.is_multiple_of(SNAPSHOT_EVERY) && state.phase() != Phase::Frozen {
         return Ok(());
     }
     let escrow_id = state.config().escrow_id;

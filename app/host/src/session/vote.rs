@@ -200,10 +200,12 @@ fn words(
         Some(tx @ Tx::FinishInference { id, .. }) if id == record.id && check_tx(state, &tx).is_ok() => {
             words.push(tx);
         }
-        Some(tx @ Tx::ReportError { id, kind, .. }) if id == record.id && check_tx(state, &tx).is_ok() => {
-            if kind != KIND_CANCELLED || cancelled_by_gateway(state, record.id, answer) {
-                words.push(tx);
-            }
+        Some(tx @ Tx::ReportError { id, kind, .. })
+            if id == record.id
+                && check_tx(state, &tx).is_ok()
+                && (kind != KIND_CANCELLED || cancelled_by_gateway(state, id, answer)) =>
+        {
+            words.push(tx);
         }
         _ => {}
     }

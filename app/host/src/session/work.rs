@@ -132,7 +132,7 @@ impl HostCore {
         caller: Address,
     ) -> Result<ChallengeStep, pb::EscrowError> {
         let pb::ChallengeStartRequest { escrow_id, inference_id: id, body, .. } = request;
-        self.from_host(*escrow_id, caller)?;
+        self.check_host(*escrow_id, caller)?;
         let (stage, stop) = self.stage(*escrow_id, &request.diffs, Via::Peer)?;
         let taken = self.take(stage, stop, *id, body, unix_s, true)?;
         let (job, start) = match taken {
@@ -350,7 +350,7 @@ impl HostCore {
         progress: (u32, u32),
     ) -> Result<CancelStep, pb::EscrowError> {
         let (escrow_id, id) = (request.escrow_id, request.inference_id);
-        self.from_gateway(escrow_id, caller)?;
+        self.check_gateway(escrow_id, caller)?;
         if request.cause.len() > CAUSE_MAX {
             return Err(errors::too_large("cause", request.cause.len(), CAUSE_MAX));
         }

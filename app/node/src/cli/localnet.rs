@@ -84,7 +84,8 @@ fn find_cometbft(given: Option<&Path>) -> Result<PathBuf> {
 pub(crate) fn run(args: &LocalnetArgs, words: &[String]) -> Result<()> {
     if args.gateway.gateway {
         if let Some(dir) = &args.dir {
-            let text = format!("{}: --gateway makes its own network; give its folder with --home", dir.display());
+            let text =
+                format!("{}: --gateway makes its own network; give its folder with --home", dir.display());
             return Err(fail(15, "DIR", text));
         }
         return localnet_gateway::run(args, &args.gateway, words);

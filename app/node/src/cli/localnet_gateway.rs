@@ -41,6 +41,9 @@ pub(crate) struct GatewayArgs {
     /// With --gateway: requests at a time [default: 4]
     #[arg(long, value_name = "N", requires = "gateway", value_parser = clients)]
     clients: Option<u64>,
+    /// With --gateway: requests a second at most [default: as fast as the clients go]
+    #[arg(long, value_name = "N", requires = "gateway", value_parser = rate)]
+    rate: Option<u64>,
     /// With --gateway: every so-manieth client leaves after its first token [default: none]
     #[arg(long, value_name = "N", requires = "gateway", value_parser = cancels)]
     cancel_every: Option<u64>,
@@ -94,6 +97,10 @@ fn requests(text: &str) -> Result<u64, String> {
 
 fn clients(text: &str) -> Result<u64, String> {
     values::within(text, 1, 1_000)
+}
+
+fn rate(text: &str) -> Result<u64, String> {
+    values::within(text, 1, 100_000)
 }
 
 fn cancels(text: &str) -> Result<u64, String> {
@@ -185,6 +192,7 @@ fn create(args: &LocalnetArgs, net: &GatewayArgs, root: &Path, words: &[String])
         allow_reset: net.allow_reset,
         requests,
         clients: usize::try_from(net.clients.unwrap_or(4)).unwrap_or(1),
+        rate: net.rate.unwrap_or(0),
         cancel_every: net.cancel_every.unwrap_or(0),
         seed: args.seed,
         report: net.report.clone(),

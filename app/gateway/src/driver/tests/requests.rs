@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use holdfast_runner::FailureKind;
+use holdfast_proto::holdfast::runner::v1::FailureKind;
 
 use super::{Scene, ask, submission, until, whole, within};
 use crate::openai::{Event, Failure, FinishReason, Sessions, Usage};

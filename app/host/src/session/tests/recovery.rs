@@ -76,7 +76,7 @@ fn act(random: &mut Random, host: &mut HostAt, gateway: &mut Gateway, open: &mut
             gateway.step(pending, Vec::new());
         }
         _ => {
-            let other = gateway.state.nonce() % 4 != 0;
+            let other = !gateway.state.nonce().is_multiple_of(4);
             let own = if other && random.below(2) == 0 { vec![start("theirs")] } else { Vec::new() };
             gateway.step(Vec::new(), own);
         }
@@ -143,7 +143,8 @@ fn a_damaged_snapshot_is_passed_over_and_the_log_replayed() {
 
 #[test]
 fn a_gap_in_the_log_is_said_and_cannot_be_recovered_until_it_is_dropped() {
-    let damages: [(&str, fn(&HostAt)); 4] = [
+    type Damage = fn(&HostAt);
+    let damages: [(&str, Damage); 4] = [
         ("no diff at nonce 7", |host| host.db.damage(&LOG.key(&(ESCROW, 7)), None)),
         ("nonce 1010: the diff", |host| {
             let key = (ESCROW, 1010);

@@ -38,7 +38,7 @@ fn a_receipt_is_on_disk_before_it_leaves_and_names_the_published_bytes() {
     host.restart("host-1", true, Box::new(Honest));
     let pending =
         host.core.get_pending(&pb::GetPendingRequest { escrow_id: ESCROW }, addr("gateway")).unwrap();
-    assert_eq!(pending.txs, [receipt.clone()]);
+    assert_eq!(pending.txs, std::slice::from_ref(&receipt));
     assert_eq!(host.core.unfinished().unwrap(), [(ESCROW, 1)]);
     let again = host.core.infer(START + 5, &infer(&gateway, 0, 1, "prompt-1")).unwrap();
     assert_eq!(
@@ -249,7 +249,7 @@ fn a_host_withholds_while_its_receipt_is_left_out_for_more_than_two_rounds() {
     let old = pb::GetSignaturesRequest { escrow_id: ESCROW, nonce: 3, challenge: Some(challenge) };
     let old = host.core.get_signatures(&old, addr("gateway")).unwrap();
     assert!(old.withheld && old.state_signature.is_empty() && old.verification.is_none());
-    assert_eq!(old.stale, [receipt.clone()]);
+    assert_eq!(old.stale, std::slice::from_ref(&receipt));
     // It does not withhold where its operator does not want it.
     let mut meek = CoreConfig { withhold: false, ..core_config("host-1") };
     std::mem::swap(&mut host.config, &mut meek);

@@ -215,6 +215,10 @@ impl Board {
         let Some(at) = self.host_of(&flag.participant) else { return };
         let cleared = news.stage.ends_with("_unblocked");
         if let Some(host) = self.hosts.get_mut(at) {
+            // Most attempts are over before anybody looks.
+            if news.stage.ends_with("_repair_attempt") && host.stretches.len() < CHANGES_MAX {
+                host.stretches.push(Stretch { from_ms: at_ms, state: HostState::Teaching });
+            }
             host.flag = (!cleared).then_some(flag);
             host.note(at_ms);
         }
@@ -267,6 +271,8 @@ mod tests {
         let expected = [
             (0, HostState::Serving),
             (10, HostState::Waiting),
+            (20, HostState::Teaching),
+            (20, HostState::Waiting),
             (30, HostState::Down),
             (40, HostState::Waiting),
             (50, HostState::Serving),

@@ -44,6 +44,8 @@ pub(super) struct Load {
     pub(super) requests: u64,
     /// Requests at a time.
     pub(super) clients: usize,
+    /// Requests a second at most; 0: as fast as the clients go.
+    pub(super) rate: u64,
     /// Every so-manieth client leaves after its first token; 0: none.
     pub(super) cancel_every: u64,
     /// Seed of prompts and lengths.
@@ -53,7 +55,9 @@ pub(super) struct Load {
 /// What became of the requests so far.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
-    next: AtomicU64,
+    /// Taken by a client, which may have to wait before it sends.
+    taken: AtomicU64,
+    offered: AtomicU64,
     completed: AtomicU64,
     failed: AtomicU64,
     cancelled: AtomicU64,
@@ -83,12 +87,12 @@ impl Requests {
 }
 
 impl Counts {
-    pub(super) fn now(&self, most: u64) -> Requests {
+    pub(super) fn now(&self) -> Requests {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         // Ends first: what ends in between is open then, not offered too little.
         let (completed, failed, cancelled) =
             (read(&self.completed), read(&self.failed), read(&self.cancelled));
-        Requests { offered: read(&self.next).min(most), completed, failed, cancelled }
+        Requests { offered: read(&self.offered), completed, failed, cancelled }
     }
 
     /// How often a request was sent again.
@@ -115,14 +119,18 @@ impl Counts {
 /// Starts the clients. Dropping the set ends them.
 pub(super) fn spawn(load: &Load, counts: &Arc<Counts>) -> JoinSet<()> {
     let mut clients = JoinSet::new();
+    let began = tokio::time::Instant::now();
     for _ in 0..load.clients {
         let (load, counts) = (load.clone(), Arc::clone(counts));
         clients.spawn(async move {
             loop {
-                let index = counts.next.fetch_add(1, Ordering::Relaxed);
+                let index = counts.taken.fetch_add(1, Ordering::Relaxed);
                 if index >= load.requests {
                     return;
                 }
+                let due_ms = index.saturating_mul(1000).checked_div(load.rate).unwrap_or(0);
+                tokio::time::sleep_until(began + Duration::from_millis(due_ms)).await;
+                counts.offered.fetch_add(1, Ordering::Relaxed);
                 one(&load, index, &counts).await;
             }
         });
@@ -313,7 +321,7 @@ mod tests {
 
     #[test]
     fn requests_follow_from_the_seed_and_half_are_streamed() {
-        let load = Load { addr: String::new(), requests: 0, clients: 0, cancel_every: 0, seed: 7 };
+        let load = Load { addr: String::new(), requests: 0, clients: 0, rate: 0, cancel_every: 0, seed: 7 };
         let bodies: Vec<_> = (0..20).map(|index| body(&load, index)).collect();
         assert_eq!(bodies, (0..20).map(|index| body(&load, index)).collect::<Vec<_>>());
         assert_eq!(bodies.iter().filter(|(_, stream)| *stream).count(), 10);

@@ -83,6 +83,8 @@ pub struct GatewayNet {
     pub requests: u64,
     /// Requests at a time.
     pub clients: usize,
+    /// Requests a second at most; 0: as fast as the clients go.
+    pub rate: u64,
     /// Every so-manieth client leaves after its first token; 0: none.
     pub cancel_every: u64,
     /// Seed of the load.

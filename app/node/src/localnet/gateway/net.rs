@@ -136,7 +136,16 @@ impl<'a> Net<'a> {
         let token = home.join("operator-token").display().to_string();
         let (home, grpc) = (home.display().to_string(), self.plan.gateway_grpc.to_string());
         let mut args = words(&["gateway", "--home", &home, "--from", "gateway", "--grpc-addr", chain_grpc]);
-        args.extend(words(&["--http", http, "--grpc", &grpc, "--models", MODEL, "--escrow", &escrow_id.to_string()]));
+        args.extend(words(&[
+            "--http",
+            http,
+            "--grpc",
+            &grpc,
+            "--models",
+            MODEL,
+            "--escrow",
+            &escrow_id.to_string(),
+        ]));
         args.extend(words(&["--operator-token-file", &token, "--deadline", "120", "--output", "json"]));
         // As the reference model is.
         args.extend(words(&["--context-length", &CONTEXT.to_string(), "--token-bytes-max", "1"]));
@@ -152,7 +161,7 @@ impl<'a> Net<'a> {
     }
 
     fn requests(&self) -> Requests {
-        self.counts.now(self.plan.requests)
+        self.counts.now()
     }
 
     fn enter(&mut self, stage: &'static str) -> Result<()> {
@@ -184,6 +193,7 @@ impl<'a> Net<'a> {
             addr: up.http.clone(),
             requests: wanted,
             clients: self.plan.clients,
+            rate: self.plan.rate,
             cancel_every: self.plan.cancel_every,
             seed: self.plan.seed,
         };
