@@ -2,7 +2,8 @@
 //!
 //! | part | what it is |
 //! |---|---|
-//! | `actor` | the task that owns a session |
+//! | `session`, `actor` | a session from its opening to its end; the task that owns it |
+//! | `create` | escrows that this gateway creates |
 //! | `calls`, `hosts` | calls of hosts; connections and places in their queues |
 //! | `requests` | requests of the HTTP API, over all sessions |
 //! | `settle` | what is owed to the chain, until it is paid |
@@ -14,10 +15,14 @@
 mod actor;
 mod calls;
 mod clock;
+mod create;
+mod errors;
 mod hosts;
 mod journal;
 mod machine;
+mod replies;
 mod requests;
+mod session;
 mod settle;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -32,28 +37,25 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use holdfast_app::keys::SecretKey;
-use holdfast_host::chain::ChainError;
 use holdfast_types::{Address, Hrp};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use crate::chain::{Chain, DeliverError, EscrowRow, NewEscrow, Order, TX_LIFE_BLOCKS, deliver_until};
-use crate::core::{Event, FlagView, OpenError, RetireReason, Verb, VerbError};
+use crate::chain::Chain;
+use crate::core::{Event, FlagView, Verb, VerbError};
 use crate::metrics;
 use crate::rotation::Standing;
-use crate::settings::{Retry, Settings};
-use actor::{Actor, End, Input};
-use calls::Caller;
+use crate::settings::Settings;
+use actor::Input;
+use session::Session;
 
 pub use clock::Clock;
+pub use errors::GatewayError;
 pub use hosts::{Hosts, Lease};
 pub use journal::{Audit, Ended, EscrowEntry, Intent, Journal, JournalError, Owed};
 pub(crate) use machine::flag;
 pub use machine::{CoreOpener, Glance, Machine, Opener, View};
-
-/// Before a session whose machine panicked, or whose store took no commit, is opened again.
-const REOPEN: Retry = Retry { first_ms: 1_000, max_ms: 60_000, attempts: u32::MAX };
 
 /// What is alive in the driver.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -70,64 +72,6 @@ pub struct Counts {
     pub hosts: usize,
     /// Connections to them.
     pub connections: usize,
-}
-
-/// Why the gateway does not do it. Codes are stable.
-#[derive(Debug, thiserror::Error)]
-pub enum GatewayError {
-    /// The chain.
-    #[error(transparent)]
-    Chain(#[from] ChainError),
-    /// A transaction.
-    #[error(transparent)]
-    Deliver(#[from] DeliverError),
-    /// The session.
-    #[error("escrow {escrow_id}: {source}")]
-    Open {
-        /// Which.
-        escrow_id: u64,
-        /// Why.
-        source: OpenError,
-    },
-    /// What is kept beside the sessions.
-    #[error("gateway journal: {0}")]
-    Journal(#[from] JournalError),
-    /// The chain knows no such escrow.
-    #[error("escrow_unknown: the chain has no escrow {0}")]
-    Unknown(u64),
-    /// Another gateway's.
-    #[error("wrong_key: escrow {escrow_id} names the gateway {expected:?}, this one's key is {found:?}")]
-    NotOurs {
-        /// Which.
-        escrow_id: u64,
-        /// As in its terms.
-        expected: Address,
-        /// Ours.
-        found: Address,
-    },
-    /// It is over.
-    #[error("escrow_ended: escrow {0} is over")]
-    Ended(u64),
-    /// It is for another model.
-    #[error("wrong_model: escrow {escrow_id} is for {found}, which this gateway does not serve")]
-    Model {
-        /// Which.
-        escrow_id: u64,
-        /// Its model.
-        found: String,
-    },
-    /// No session of it here.
-    #[error("no_session: this gateway has no session of escrow {0}")]
-    NoSession(u64),
-    /// The process stops.
-    #[error("stopping: the gateway stops")]
-    Stopping,
-    /// A verb.
-    #[error(transparent)]
-    Verb(#[from] VerbError),
-    /// A defect.
-    #[error("internal: {0}")]
-    Internal(String),
 }
 
 type Result<T> = std::result::Result<T, GatewayError>;
@@ -153,33 +97,6 @@ struct Alive {
     requests: Arc<AtomicUsize>,
     calls: Arc<AtomicUsize>,
     tasks: Arc<AtomicUsize>,
-}
-
-/// The side of a session that others see.
-struct Session {
-    escrow_id: u64,
-    row: EscrowRow,
-    /// Unix seconds.
-    opened_at: u64,
-    inbox: mpsc::Sender<Input>,
-    glance: Mutex<Glance>,
-    /// When a token came last, on the monotonic clock; 0 = never.
-    token_at: AtomicU64,
-    _lease: Lease,
-}
-
-impl Session {
-    fn look(&self, glance: Glance) {
-        *self.glance.lock().unwrap_or_else(PoisonError::into_inner) = glance;
-    }
-
-    fn glance(&self) -> Glance {
-        *self.glance.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn alive(&self, mono_ms: u64) {
-        self.token_at.store(mono_ms.max(1), Ordering::Relaxed);
-    }
 }
 
 /// What a gateway is made of.
@@ -292,114 +209,21 @@ impl Gateway {
         }
     }
 
-    /// Opens the session of an escrow; one that is open stays.
-    ///
-    /// # Errors
-    /// [`GatewayError`].
-    pub async fn open(&self, escrow_id: u64) -> Result<()> {
-        let inner = &self.0;
-        if inner.stopping() {
-            return Err(GatewayError::Stopping);
-        }
-        if inner.session(escrow_id).is_some() {
-            return Ok(());
-        }
-        let row = inner.chain.escrow(escrow_id).await?.ok_or(GatewayError::Unknown(escrow_id))?;
-        let found = inner.key.address();
-        if row.config.gateway != found {
-            return Err(GatewayError::NotOurs { escrow_id, expected: row.config.gateway, found });
-        }
-        if !inner.models.contains(&row.config.model) {
-            return Err(GatewayError::Model { escrow_id, found: row.config.model });
-        }
-        if row.config.creator != found {
-            tracing::warn!(
-                escrow = escrow_id,
-                "gateway_not_creator: the settlement has to be sent by the creator or an owner of a slot"
-            );
-        }
-        if row.status.is_final() {
-            let (end, now_s) = (Ended::Settled, inner.clock.now().unix_s());
-            blocking(inner, move |inner| {
-                inner.journal.adopt(escrow_id, &row.config.model, now_s)?;
-                inner.journal.update(escrow_id, |entry| (entry.ended, entry.owed) = (Some(end), None))
-            })
-            .await?;
-            return Err(GatewayError::Ended(escrow_id));
-        }
-        let (model, now_s) = (row.config.model.clone(), inner.clock.now().unix_s());
-        let entry = blocking(inner, move |inner| inner.journal.adopt(escrow_id, &model, now_s)).await?;
-        if entry.ended.is_some() {
-            return Err(GatewayError::Ended(escrow_id));
-        }
-        let disputed = row.status == crate::chain::EscrowStatus::Disputed;
-        let (inbox, receiver) = mpsc::channel(inner.settings.inbox);
-        let session = Arc::new(Session {
-            escrow_id,
-            opened_at: entry.opened_at,
-            inbox,
-            glance: Mutex::default(),
-            token_at: AtomicU64::new(0),
-            _lease: inner.hosts.lease(row.config.owners().into_keys().collect()),
-            row,
-        });
-        let (machine, effects) = inner.open_machine(&session).await?;
-        {
-            let mut sessions = inner.sessions();
-            if inner.stopping() {
-                return Err(GatewayError::Stopping);
-            }
-            if sessions.contains_key(&escrow_id) {
-                return Ok(());
-            }
-            session.look(machine.glance(inner.clock.now()));
-            sessions.insert(escrow_id, Arc::clone(&session));
-        }
-        inner.spawn("session", supervise(Arc::clone(inner), session, receiver, machine, effects));
-        // The hosts believe that this gateway is gone: a settlement goes before what they brought.
-        if disputed { self.finalize(escrow_id).await } else { Ok(()) }
-    }
-
-    /// Creates an escrow and opens its session; `budget` is a budget that pays it.
-    ///
-    /// # Errors
-    /// [`GatewayError`].
-    pub async fn create(&self, new: NewEscrow, budget: Option<(&'static str, u128)>) -> Result<u64> {
-        let inner = &self.0;
-        let _one = inner.creating.lock().await;
-        inner.finish_intent(budget.map(|(name, _)| name)).await?;
-        let from = inner.chain.height().await?;
-        let until = from.saturating_add(TX_LIFE_BLOCKS);
-        let intent = Intent { model: new.model.clone(), amount: new.amount, from, until };
-        blocking(inner, move |inner| inner.journal.intend(&intent, budget)).await?;
-        let delivered = deliver_until(&*inner.chain, Order::Create(new), inner.poll(), until).await;
-        let refund = budget.map(|(name, _)| name);
-        let escrow_id = match delivered {
-            Ok(outcome) => match outcome.escrow_id {
-                Some(id) => id,
-                // In a block, without its event: the rows tell.
-                None => inner.finish_intent(refund).await?.ok_or_else(|| {
-                    GatewayError::Internal("an escrow was created that nobody finds".into())
-                })?,
-            },
-            // Nothing was done, for certain.
-            Err(error @ (DeliverError::Void { .. } | DeliverError::Chain(ChainError::Refused { .. }))) => {
-                blocking(inner, move |inner| inner.journal.give_up_intent(refund)).await?;
-                return Err(error.into());
-            }
-            Err(error) => return Err(error.into()),
-        };
-        self.open(escrow_id).await?;
-        Ok(escrow_id)
-    }
-
     /// No more requests; the session is ended and settled, also after a restart.
     ///
     /// # Errors
     /// [`GatewayError::NoSession`], or the journal.
     pub async fn finalize(&self, escrow_id: u64) -> Result<()> {
         let session = self.0.session(escrow_id).ok_or(GatewayError::NoSession(escrow_id))?;
-        blocking(&self.0, move |inner| inner.journal.update(escrow_id, |entry| entry.closing = true)).await?;
+        let entry = blocking(&self.0, move |inner| {
+            inner.journal.update(escrow_id, |entry| entry.closing = true)?;
+            inner.journal.escrow(escrow_id)
+        })
+        .await?;
+        // A payment that was given up begins anew.
+        if let Some(owed) = entry.and_then(|entry| entry.owed) {
+            self.0.owe(escrow_id, owed);
+        }
         self.0.send(&session, Input::Event(Event::Finalize)).await
     }
 
@@ -580,117 +404,6 @@ impl Inner {
             }
         });
     }
-
-    async fn open_machine(
-        self: &Arc<Self>,
-        session: &Arc<Session>,
-    ) -> Result<(Box<dyn Machine>, Vec<crate::core::Effect>)> {
-        let (escrow_id, frozen) = (session.escrow_id, session.row.config.clone());
-        let inner = Arc::clone(self);
-        let opened = tokio::task::spawn_blocking(move || {
-            let opened = inner.opener.open(frozen, inner.clock.now());
-            let (machine, effects) = opened.map_err(|source| GatewayError::Open { escrow_id, source })?;
-            inner.reconcile_flags(escrow_id, &machine.view(&inner.hrp))?;
-            Ok((machine, effects))
-        });
-        opened.await.map_err(|error| GatewayError::Internal(error.to_string()))?
-    }
-
-    /// A crash may have come between a change of a flag and its row in the log of changes: the row is made up for.
-    fn reconcile_flags(&self, escrow_id: u64, view: &View) -> std::result::Result<(), JournalError> {
-        let mut logged: BTreeMap<Address, _> = self.journal.logged_flags(escrow_id)?.into_iter().collect();
-        let now_s = self.clock.now().unix_s();
-        for flag in &view.flags {
-            let known = logged.remove(&flag.participant);
-            if known.is_none_or(|known| known.generation != flag.generation) {
-                self.log_flag(escrow_id, "escrow_participant_state_blocked", now_s, flag)?;
-            }
-        }
-        for (participant, flag) in logged {
-            let stage = "escrow_participant_state_unblocked";
-            self.journal.event(stage, now_s, flag, (escrow_id, participant), false)?;
-        }
-        Ok(())
-    }
-
-    fn log_flag(
-        &self,
-        escrow_id: u64,
-        stage: &str,
-        at: u64,
-        flag: &FlagView,
-    ) -> std::result::Result<u64, JournalError> {
-        let set = !stage.ends_with("_unblocked");
-        self.journal.event(stage, at, machine::flag(flag, &self.hrp), (escrow_id, flag.participant), set)
-    }
-
-    /// Waits until it is known what became of an escrow that an earlier process was about to create; opens nothing.
-    async fn settle_intent(self: &Arc<Self>) -> Result<()> {
-        let _one = self.creating.lock().await;
-        self.finish_intent(Some("rotation")).await.map(drop)
-    }
-
-    /// The escrow of the intent, if there is one: found among the chain's rows, or given up once its transaction is
-    /// void. `refund` is the budget that gets its coins back then.
-    async fn finish_intent(self: &Arc<Self>, refund: Option<&'static str>) -> Result<Option<u64>> {
-        loop {
-            let Some(intent) = blocking(self, |inner| inner.journal.intent()).await? else { return Ok(None) };
-            // The height first: at `until + 1` or above the rows are complete.
-            let height = self.chain.height().await?;
-            let known: BTreeSet<u64> = blocking(self, |inner| inner.journal.escrows())
-                .await?
-                .into_iter()
-                .map(|(id, _)| id)
-                .collect();
-            let rows = self.chain.own_open(&intent.model).await?;
-            let found = rows.iter().find(|row| {
-                row.created_at > intent.from
-                    && row.config.amount == intent.amount
-                    && !known.contains(&row.config.escrow_id)
-            });
-            if let Some(row) = found {
-                let (id, model, now_s) = (row.config.escrow_id, intent.model, self.clock.now().unix_s());
-                blocking(self, move |inner| inner.journal.adopt(id, &model, now_s)).await?;
-                return Ok(Some(id));
-            }
-            if height > intent.until {
-                blocking(self, move |inner| inner.journal.give_up_intent(refund)).await?;
-                return Ok(None);
-            }
-            sleep(self.poll()).await;
-        }
-    }
-
-    /// A session ended.
-    async fn ended(self: &Arc<Self>, escrow_id: u64, reason: RetireReason, last: Vec<u8>) {
-        let end = match reason {
-            RetireReason::Stopped => return,
-            RetireReason::Settled => Ended::Settled,
-            RetireReason::SelfCorrupt { nonce } => {
-                tracing::error!(
-                    escrow = escrow_id,
-                    nonce,
-                    "gateway_self_corrupt: the escrow is paid by dispute"
-                );
-                Ended::Retired
-            }
-        };
-        let kept = blocking(self, move |inner| {
-            inner.journal.update(escrow_id, |entry| {
-                entry.last = last;
-                // What is still owed keeps the entry alive until it is paid.
-                if end == Ended::Settled {
-                    entry.owed = None;
-                }
-                if entry.owed.is_none() {
-                    entry.ended = Some(end);
-                }
-            })
-        });
-        if let Err(error) = kept.await {
-            tracing::error!(escrow = escrow_id, %error, "gateway_end_not_kept");
-        }
-    }
 }
 
 /// Runs something of the journal where it may block.
@@ -701,49 +414,4 @@ pub(crate) async fn blocking<T: Send + 'static>(
     let inner = Arc::clone(inner);
     let done = tokio::task::spawn_blocking(move || work(&inner)).await;
     Ok(done.map_err(|error| GatewayError::Internal(error.to_string()))??)
-}
-
-/// Runs a session to its end; one that broke is opened again from its store.
-async fn supervise(
-    inner: Arc<Inner>,
-    session: Arc<Session>,
-    mut inbox: mpsc::Receiver<Input>,
-    mut machine: Box<dyn Machine>,
-    mut effects: Vec<crate::core::Effect>,
-) {
-    let escrow_id = session.escrow_id;
-    let mut broken = 0u32;
-    loop {
-        let caller = Caller {
-            hosts: inner.hosts.clone(),
-            key: Arc::clone(&inner.key),
-            chain_id: inner.chain_id.clone(),
-            clock: inner.clock,
-        };
-        let actor = Actor::new(Arc::clone(&inner), Arc::clone(&session), inbox, caller);
-        let (end, back) = actor.run(machine, effects).await;
-        inbox = back;
-        match end {
-            End::Retired { reason, last } => {
-                tracing::info!(escrow = escrow_id, ?reason, "gateway_session_ended");
-                inner.ended(escrow_id, reason, last).await;
-                break;
-            }
-            End::Broken => loop {
-                broken = broken.saturating_add(1);
-                sleep(Duration::from_millis(REOPEN.pause_ms(broken))).await;
-                match inner.open_machine(&session).await {
-                    Ok(opened) => {
-                        (machine, effects) = opened;
-                        break;
-                    }
-                    // A disk may have room again.
-                    Err(error) => {
-                        tracing::error!(escrow = escrow_id, %error, "gateway_session_not_opened");
-                    }
-                }
-            },
-        }
-    }
-    inner.sessions().remove(&escrow_id);
 }

@@ -20,7 +20,7 @@ use holdfast_runner::adapter::{Sampling, SessionId};
 use holdfast_runner::runner::{GenerateRequest, Generation, Outcome, RunnerHandle, Stopped, SubmitError};
 use holdfast_runner::text::{ChatMessage, TextCodec};
 use holdfast_runner::{Cause, Clock, FailureKind, WorkStatus};
-use holdfast_types::{Address, Hrp};
+use holdfast_types::Address;
 use sha2::{Digest, Sha256};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
@@ -31,6 +31,7 @@ use tonic::{Request, Status};
 use crate::auth;
 use crate::body::{BODY_MAX, Body, Prompt};
 use crate::chain::{Chain, ChainError};
+use crate::config::HostConfig;
 use crate::driver::Sessions;
 use crate::intake::{self, Budget, MESSAGE_MAX, Rule};
 use crate::outbox::Outbox;
@@ -52,49 +53,6 @@ const PIECES: usize = 16;
 pub(crate) const READER_GRACE: Duration = Duration::from_secs(360);
 /// When to try again if the host has no room, milliseconds.
 const RETRY_MS: u64 = 1_000;
-
-/// What a host is.
-pub struct HostConfig {
-    /// Id of the chain.
-    pub chain_id: String,
-    /// Prefix of its addresses.
-    pub hrp: Hrp,
-    /// This executor.
-    pub executor: Address,
-    /// Ids, on the chain, of the models that it runs; empty is whichever it is given.
-    pub models: Vec<String>,
-    /// Longest answer, tokens.
-    pub max_tokens: u32,
-    /// How often it looks.
-    pub pace: Pace,
-}
-
-/// How often a host looks and tells.
-#[derive(Debug, Clone, Copy)]
-pub struct Pace {
-    /// Between two looks for a Start.
-    pub look: Duration,
-    /// Between two signs of life to a client.
-    pub beat: Duration,
-    /// Between two looks at whether a running inference was withdrawn.
-    pub watch: Duration,
-    /// Between two looks at reports under way.
-    pub busy: Duration,
-    /// Between two looks for reports when none is under way.
-    pub idle: Duration,
-}
-
-impl Default for Pace {
-    fn default() -> Self {
-        Self {
-            look: Duration::from_millis(250),
-            beat: Duration::from_secs(2),
-            watch: Duration::from_secs(1),
-            busy: Duration::from_millis(250),
-            idle: Duration::from_secs(2),
-        }
-    }
-}
 
 /// One answer as its clients see it.
 pub(crate) struct Answer {

@@ -6,6 +6,7 @@
 //! | [`auth`] | the `rpc` signature of a call |
 //! | [`body`] | the prompt as JSON |
 //! | [`chain`] | what is asked of the chain and told to it |
+//! | [`config`] | what a host is |
 //! | [`host`] | the service `holdfast.host.v1.Host` |
 //! | [`client`] | a call of a host, signed |
 //! | [`server`], [`intake`] | connections of clients, and what may come in |
@@ -21,6 +22,7 @@ pub mod auth;
 pub mod body;
 pub mod chain;
 pub mod client;
+pub mod config;
 pub mod driver;
 pub mod escrows;
 pub mod host;
@@ -35,4 +37,5 @@ mod tape;
 mod waiting;
 pub mod wire;
 
-pub use host::{Host, HostConfig, Pace};
+pub use config::{HostConfig, Pace};
+pub use host::Host;

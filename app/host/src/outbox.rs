@@ -26,7 +26,8 @@ use sha2::{Digest, Sha256};
 use tokio::sync::Notify;
 
 use crate::chain::{Chain, ChainError, TX_LIFE_BLOCKS};
-use crate::host::{Answers, Pace};
+use crate::config::Pace;
+use crate::host::Answers;
 
 /// Most reports looked at in one round.
 const BATCH: usize = 64;

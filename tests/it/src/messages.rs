@@ -12,6 +12,7 @@ use holdfast_proto::cosmos::base::v1beta1::Coin;
 use holdfast_proto::cosmos::gov::v1 as own_gov;
 use holdfast_proto::holdfast::breaker::v1 as breaker;
 use holdfast_proto::holdfast::epochs::v1 as epochs;
+use holdfast_proto::holdfast::escrow::v1 as escrow;
 use holdfast_proto::holdfast::inference::v1 as inference;
 use holdfast_proto::holdfast::participants::v1 as participants;
 use holdfast_proto::{FieldMask, Message, Name, pool};
@@ -428,6 +429,12 @@ async fn authority_only(scene: &mut Scene) {
         until_block: 10_000,
     })
     .await;
+    both(scene, ("escrow", 2), |authority| escrow::MsgUpdateParams {
+        authority,
+        params: Some(escrow::Params { max_live: 9, ..Default::default() }),
+        update_mask: mask("max_live"),
+    })
+    .await;
     both(scene, ("auth", 4), |authority| auth::MsgUpdateParams {
         authority,
         params: Some(auth::Params { max_memo_characters: 7, ..Default::default() }),
@@ -442,6 +449,62 @@ async fn authority_only(scene: &mut Scene) {
     .await;
     both(scene, ("gov", 13), |authority| upgrade::MsgSoftwareUpgrade { authority, plan: Some(plan()) }).await;
     both(scene, ("gov", 13), |authority| upgrade::MsgCancelUpgrade { authority }).await;
+}
+
+/// Coins for a group of one, and states of it that nobody signed.
+async fn escrowed(scene: &mut Scene) {
+    let gateway = scene.gateway.id.to_string();
+    let before = scene.gateway.balance().await;
+    let create = escrow::MsgCreateEscrow {
+        creator: gateway.clone(),
+        gateway: gateway.clone(),
+        gateway_url: "http://127.0.0.1:8090".into(),
+        model: MODELS[0].into(),
+        amount: uhold(5_000),
+        slots: 1,
+    };
+    let response = scene.gateway(create.clone()).await;
+    good(&response);
+    let escrow_id = answer::<escrow::MsgCreateEscrowResponse>(&response).escrow_id;
+    let kind = "holdfast.escrow.v1.EventEscrowCreated";
+    assert_eq!(attributes(&response, kind, "amount"), ["5000uhold"]);
+    assert_eq!(scene.gateway.balance().await, before - FEE - 5_000);
+    assert_eq!(scene.client.balance(&module_address("escrow")).await, 5_000);
+    // Two executors cannot hold four slots of four.
+    bad(&scene.gateway(escrow::MsgCreateEscrow { slots: 4, ..create }).await, "escrow", 5, "slots");
+
+    let request = escrow::QueryEscrowRequest { escrow_id };
+    let found: escrow::QueryEscrowResponse =
+        scene.client.call("/holdfast.escrow.v1.Query/Escrow", &request).await.expect("an answer");
+    let owners = found.escrow.and_then(|escrow| escrow.config).expect("terms").slots;
+    // Whoever of the two that serve the model.
+    let members = [scene.executor.id.to_string(), scene.joiner.id.to_string()];
+    assert!(owners.len() == 1 && members.contains(&owners[0]), "{owners:?}");
+    let request =
+        escrow::QueryEscrowsByParticipantRequest { participant: owners[0].clone(), ..Default::default() };
+    let path = "/holdfast.escrow.v1.Query/EscrowsByParticipant";
+    let found: escrow::QueryEscrowsByParticipantResponse =
+        scene.client.call(path, &request).await.expect("an answer");
+    assert_eq!(found.escrows.len(), 1);
+
+    // The state before the first diff: nothing is live, and nobody signed.
+    let stats = escrow::SlotStats { cost: "0".into(), ..Default::default() };
+    let state = escrow::Settlement {
+        balance: "4000".into(),
+        fees: "1000".into(),
+        stats: vec![stats],
+        sealed_acc: vec![0; 32],
+        live_hash: vec![0; 32],
+        ..Default::default()
+    };
+    let (sender, settlement) = (gateway, Some(state));
+    let settle =
+        escrow::MsgSettleEscrow { sender: sender.clone(), escrow_id, settlement: settlement.clone() };
+    bad(&scene.gateway(settle).await, "escrow", 13, "phase");
+    let dispute = escrow::MsgDisputeEscrow { sender, escrow_id, settlement };
+    bad(&scene.gateway(dispute.clone()).await, "escrow", 9, "until then settle it");
+    let unknown = escrow::MsgDisputeEscrow { escrow_id: escrow_id + 1, ..dispute };
+    bad(&scene.gateway(unknown).await, "escrow", 7, "no escrow");
 }
 
 /// An upgrade at a height that no test reaches.
@@ -495,6 +558,11 @@ fn of_the_authority(executor: &str) -> Vec<cosmrs::Any> {
             participant: executor.into(),
             to: breaker::OverrideTo::Excluded.into(),
             until_block: 100_000,
+        }),
+        any(&escrow::MsgUpdateParams {
+            authority: authority.clone(),
+            params: Some(escrow::Params { max_live: 9, ..Default::default() }),
+            update_mask: mask("max_live"),
         }),
         any(&own_gov::MsgUpdateParams {
             authority: authority.clone(),
@@ -686,6 +754,7 @@ async fn governed(client: &Client) -> Vec<Vec<u8>> {
         "/holdfast.participants.v1.Query/Params",
         "/holdfast.participants.v1.Query/Models",
         "/holdfast.inference.v1.Query/Params",
+        "/holdfast.escrow.v1.Query/Params",
         "/holdfast.breaker.v1.Query/Overrides",
     ] {
         answers.push(client.raw(path, Vec::new(), None).await.expect("an answer").0);
@@ -703,6 +772,7 @@ fn cosmrs_signs_and_broadcasts_every_message_of_the_chain() {
         transfer(&mut scene).await;
         let claimable = join(&mut scene).await;
         infer(&mut scene).await;
+        escrowed(&mut scene).await;
         let before = governed(&scene.client).await;
         authority_only(&mut scene).await;
         assert_eq!(governed(&scene.client).await, before);
@@ -715,7 +785,7 @@ fn cosmrs_signs_and_broadcasts_every_message_of_the_chain() {
         for account in [1, 2, 3, 9].map(address) {
             sum += scene.client.balance(&account).await;
         }
-        for module in ["participants", "inference", "fee_collector", "gov"].map(module_address) {
+        for module in ["participants", "inference", "escrow", "fee_collector", "gov"].map(module_address) {
             sum += scene.client.balance(&module).await;
         }
         assert_eq!(sum, 3 * FUNDS + 100 - burned);

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use cosmrs::proto::cosmos::base::tendermint::v1beta1 as base;
 use cosmrs::proto::cosmos::tx::v1beta1 as tx;
+use holdfast_proto::cosmos::base::v1beta1::Coin;
+use holdfast_proto::holdfast::escrow::v1 as escrow;
 use holdfast_proto::holdfast::inference::v1 as pb;
 use holdfast_proto::{Message, from_json, pool};
 use serde_json::{Value, json};
@@ -52,6 +54,10 @@ pub(crate) fn requests() -> Vec<(&'static str, Value)> {
         ("holdfast.epochs.v1.Query/Params", json!({})),
         ("holdfast.epochs.v1.Query/CurrentEpoch", json!({})),
         ("holdfast.epochs.v1.Query/Epoch", json!({ "index": "0" })),
+        ("holdfast.escrow.v1.Query/Params", json!({})),
+        ("holdfast.escrow.v1.Query/Escrow", json!({ "escrow_id": "1" })),
+        ("holdfast.escrow.v1.Query/Escrows", json!({ "status": "ESCROW_STATUS_OPEN" })),
+        ("holdfast.escrow.v1.Query/EscrowsByParticipant", json!({ "participant": executor })),
         ("holdfast.inference.v1.Query/Params", json!({})),
         ("holdfast.inference.v1.Query/Inference", json!({ "inference_id": "open" })),
         ("holdfast.inference.v1.Query/Inferences", json!({ "executor": executor })),
@@ -167,6 +173,16 @@ fn a_thousand_calls_of_each_query_leave_app_hash_and_files_as_they_were() {
         };
         let result = gateway.send(any(&start)).await;
         assert_eq!(result.code, 0, "{}", result.raw_log);
+        let escrow = escrow::MsgCreateEscrow {
+            creator: gateway.id.to_string(),
+            gateway: gateway.id.to_string(),
+            gateway_url: String::new(),
+            model: MODELS[0].into(),
+            amount: Some(Coin { denom: DENOM.into(), amount: "5000".into() }),
+            slots: 1,
+        };
+        let created = gateway.send(any(&escrow)).await;
+        assert_eq!(created.code, 0, "{}", created.raw_log);
         result.txhash
     });
     assert_eq!(node.stop("TERM").status.code(), Some(0));

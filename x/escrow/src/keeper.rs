@@ -310,7 +310,7 @@ fn check_party(ctx: &Context<'_>, escrow: &Escrow, sender: &Address) -> Result<(
     })
 }
 
-/// Where rows that are due at `height` begin to be dealt with.
+/// Rows of an index up to height `last`, oldest first, at most `max`.
 pub(crate) fn due(
     store: &dyn KvRead,
     index: usize,

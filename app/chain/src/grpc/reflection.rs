@@ -40,7 +40,8 @@ pub(super) struct Descriptors {
 
 /// Services of other processes: their files are in the descriptor set, which is one for all, but nobody answers for them
 /// here.
-const NOT_SERVED: [&str; 2] = ["holdfast.runner.v1.Worker", "holdfast.host.v1.Host"];
+const NOT_SERVED: [&str; 3] =
+    ["holdfast.runner.v1.Worker", "holdfast.host.v1.Host", "holdfast.gateway.v1.Gateway"];
 
 impl Descriptors {
     /// All files of `sets`, each an encoded `google.protobuf.FileDescriptorSet`. Of two files of one name the first

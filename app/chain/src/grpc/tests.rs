@@ -534,7 +534,8 @@ fn descriptors() -> FileDescriptorSet {
 }
 
 /// Services in the descriptor set that a chain node does not answer for.
-const OF_OTHERS: [&str; 2] = ["holdfast.host.v1.Host", "holdfast.runner.v1.Worker"];
+const OF_OTHERS: [&str; 3] =
+    ["holdfast.gateway.v1.Gateway", "holdfast.host.v1.Host", "holdfast.runner.v1.Worker"];
 
 #[tokio::test]
 async fn reflection_lists_every_service_in_both_versions() {

@@ -114,8 +114,11 @@ fn journals(folder: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
 
 /// Cuts a torn last batch off the newest journal of the database in `folder`.
 ///
-/// Fails with `Locked`, `Corrupt` or `Engine`. A folder without journals is left alone.
-pub(super) fn mend(folder: &Path) -> Result<(), StateError> {
+/// For every store over the engine whose batches are synced one by one. A folder without journals is left alone.
+///
+/// # Errors
+/// `Locked`, `Corrupt` or `Engine`.
+pub fn mend(folder: &Path) -> Result<(), StateError> {
     let failed = |error: io::Error| StateError::Engine(format!("journal: {error}"));
     let journals = match journals(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),

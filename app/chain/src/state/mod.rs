@@ -58,6 +58,7 @@ use holdfast_store::{KvRead, TRANSIENT_SPACE, WriteSet};
 pub(crate) use disk::Filling;
 pub use disk::{DiskSnapshot, DiskStore, DiskVersioned};
 pub use errors::StateError;
+pub use journal::mend as mend_journal;
 pub use mem::{MemCommitStore, MemView};
 pub use proof::{ProofOp, StateProof, jmt_spec, module_map_root};
 pub use pruning::{Pruning, PruningError};

@@ -27,8 +27,8 @@ const ABOVE_GAP_MS: u64 = 60_000;
 pub(super) struct Census {
     nonce: u64,
     waiting: BTreeSet<Address>,
-    agree: u64,
-    disagree: u64,
+    agree: BTreeSet<Address>,
+    disagree: BTreeSet<Address>,
     /// Flags that are raised when the census does not turn against us.
     held: Vec<(Address, Mismatch)>,
     until_ms: u64,
@@ -61,8 +61,14 @@ impl GatewayCore {
         let asked: BTreeSet<Address> =
             self.members.keys().filter(|p| *p != about && !self.flagged(p)).copied().collect();
         let until_ms = self.now.mono_ms.saturating_add(self.cfg.ask_ms);
-        let entry =
-            Census { nonce, waiting: asked.clone(), agree: 0, disagree: 0, held: Vec::new(), until_ms };
+        let entry = Census {
+            nonce,
+            waiting: asked.clone(),
+            agree: BTreeSet::new(),
+            disagree: BTreeSet::new(),
+            held: Vec::new(),
+            until_ms,
+        };
         self.censuses.insert(*about, entry);
         for participant in asked {
             let escrow_id = self.terms.escrow_id;
@@ -127,16 +133,6 @@ impl GatewayCore {
         }
     }
 
-    /// Whether a running census takes this mismatch: if the census turns against us, nobody is blamed.
-    pub(super) fn census_holds(&mut self, participant: &Address, mismatch: &Mismatch) -> bool {
-        let holder = self.censuses.values_mut().find(|census| census.waiting.contains(participant));
-        let Some(census) = holder else { return false };
-        if !census.held.iter().any(|(held, _)| held == participant) {
-            census.held.push((*participant, mismatch.clone()));
-        }
-        true
-    }
-
     /// An answer to a census.
     pub(super) fn census_reply(
         &mut self,
@@ -146,7 +142,6 @@ impl GatewayCore {
         call_id: CallId,
         result: Result<HostReply, CallError>,
     ) {
-        let weight = self.members.get(participant).map_or(0, super::members::Member::weight);
         let (agree, mismatch) = self.census_word(participant, nonce, result);
         if let Some(member) = self.member(participant)
             && member.gate == Some(call_id)
@@ -159,13 +154,11 @@ impl GatewayCore {
             return;
         }
         if agree {
-            census.agree += weight;
+            census.agree.insert(*participant);
         }
         if let Some(mismatch) = mismatch {
-            census.disagree += weight;
-            if !census.held.iter().any(|(held, _)| held == participant) {
-                census.held.push((*participant, mismatch));
-            }
+            census.disagree.insert(*participant);
+            census.held.push((*participant, mismatch));
         }
         self.close_census(about);
     }
@@ -177,23 +170,24 @@ impl GatewayCore {
             return;
         }
         let Some(taken) = self.censuses.remove(about) else { return };
-        // Who is flagged for this nonce or an earlier one has signed that it disagrees.
-        let flagged: u64 = self
+        // Who is flagged for this nonce or an earlier one has signed that it disagrees, whatever it said before.
+        let flagged = self
             .flags
             .iter()
             .filter(|(participant, flag)| *participant == about || flag.diverged_nonce <= taken.nonce)
-            .filter_map(|(participant, _)| self.members.get(participant))
-            .map(super::members::Member::weight)
-            .sum();
-        let disagree = taken.disagree.saturating_add(flagged);
-        let verdict = census(taken.agree, disagree, self.terms.group_size());
+            .map(|(participant, _)| *participant);
+        let disagreeing: BTreeSet<Address> = taken.disagree.iter().copied().chain(flagged).collect();
+        let weight = |participant: &Address| self.terms.weight(participant);
+        let agree: u64 = taken.agree.difference(&disagreeing).map(weight).sum();
+        let disagree: u64 = disagreeing.iter().map(weight).sum();
+        let verdict = census(agree, disagree, self.terms.group_size());
         self.log(
             "escrow_census",
             verdict == SelfVerdict::Suspect,
             Some(*about),
             vec![
                 ("nonce", taken.nonce.to_string()),
-                ("agree", taken.agree.to_string()),
+                ("agree", agree.to_string()),
                 ("disagree", disagree.to_string()),
                 ("verdict", format!("{verdict:?}")),
             ],
@@ -320,15 +314,21 @@ impl GatewayCore {
     }
 
     /// A host says that it holds a nonce above our tip. Only diffs with our own signature show that our store lost them.
-    pub(super) fn look_above(&mut self, participant: &Address, _nonce: u64) {
+    /// An unsigned word holds the sequencer only while the session is being opened.
+    pub(super) fn look_above(&mut self, participant: &Address, signed: bool) {
         let now = self.now.mono_ms;
+        if self.corrupt.is_some() {
+            return;
+        }
         let asked = self.above_asked.get(participant).copied();
         if asked.is_some_and(|asked| now < asked.saturating_add(ABOVE_GAP_MS)) || self.staged.is_some() {
             return;
         }
         self.above_asked.insert(*participant, now);
-        // Nothing is signed at a nonce that may be used already.
-        self.above_until_ms = Some(now.saturating_add(ABOVE_MS));
+        if signed || now < self.settle_until_ms {
+            // Nothing is signed at a nonce that may be used already.
+            self.above_until_ms = Some(now.saturating_add(ABOVE_MS));
+        }
         self.ask_above(participant);
     }
 
@@ -375,7 +375,8 @@ impl GatewayCore {
             self.log("escrow_tail_recovered", true, Some(*participant), fields);
             self.above_until_ms = Some(self.now.mono_ms.saturating_add(ABOVE_MS));
             self.ask_above(participant);
-        } else {
+        } else if !self.calls.values().any(|(_, purpose)| *purpose == Purpose::Above) {
+            // Hosts hold logs of different length: the longest one counts.
             self.above_until_ms = None;
         }
     }
@@ -392,7 +393,7 @@ impl GatewayCore {
             && diff.nonce > self.state.nonce()
             && self.is_ours(&diff)
         {
-            self.look_above(participant, diff.nonce);
+            self.look_above(participant, true);
             return true;
         }
         false

@@ -83,6 +83,14 @@ impl GatewayCore {
         self.closing.collect = Some(Collect { state, dispute: true, asked_ms: None, done: false });
     }
 
+    /// The nonce that hosts are brought up to: our tip, or the last good one of a log that broke.
+    pub(super) fn teach_tip(&self) -> u64 {
+        match (&self.closing.collect, self.corrupt) {
+            (Some(collect), Some(_)) => collect.state.nonce(),
+            _ => self.state.nonce(),
+        }
+    }
+
     /// Whether signatures at `nonce` are kept for a settlement.
     pub(super) fn keeps(&self, nonce: u64) -> bool {
         match &self.closing.collect {
@@ -205,12 +213,7 @@ impl GatewayCore {
         let missing: Vec<Address> =
             self.members.keys().filter(|participant| !signed.contains_key(*participant)).copied().collect();
         for participant in missing {
-            if self.corrupt.is_some() {
-                // Our log is not to be taught from any more.
-                self.send_sign(&participant, nonce, Vec::new());
-            } else {
-                self.bring(&participant, Then::Sign(nonce));
-            }
+            self.bring(&participant, Then::Sign(nonce));
         }
     }
 

@@ -211,7 +211,12 @@ impl GatewayCore {
                 }
             }
             Shown::Mismatch(mismatch) => self.trip(participant, mismatch),
-            Shown::Above(nonce) => self.look_above(participant, *nonce),
+            Shown::Above(nonce) => {
+                let root = Hash::try_from(applied.root.as_slice()).unwrap_or_default();
+                let signed =
+                    self.state_signature(participant, *nonce, &root, &applied.state_signature).is_some();
+                self.look_above(participant, signed);
+            }
             Shown::Garbage => {}
         }
         shown
@@ -231,7 +236,7 @@ impl GatewayCore {
     pub(super) fn bring(&mut self, participant: &Address, then: Then) {
         let target = match then {
             Then::Infer(nonce) | Then::Sign(nonce) => nonce,
-            Then::Vote(_) => self.state.nonce(),
+            Then::Vote(_) => self.teach_tip(),
         };
         match self.chunk(participant, target) {
             Some((diffs, true)) => self.deliver(participant, then, diffs),
@@ -253,7 +258,7 @@ impl GatewayCore {
 
     /// Sends the next chunk if the gate is free.
     fn catch_up(&mut self, participant: &Address) {
-        let tip = self.state.nonce();
+        let tip = self.teach_tip();
         let busy = self.members.get(participant).is_none_or(|m| m.gate.is_some() || m.gate_repair);
         if busy {
             return;
@@ -350,7 +355,7 @@ impl GatewayCore {
                 match self.judge(participant, reply.nonce, &reply.root, &[]) {
                     // Exactly what it holds: lower than we thought after a restart from an old snapshot.
                     Shown::Ours(nonce) => self.set_cursor(participant, nonce),
-                    Shown::Above(nonce) => self.look_above(participant, nonce),
+                    Shown::Above(_) => self.look_above(participant, false),
                     // Unsigned: it blames nobody; the next Teach brings the signed word.
                     Shown::Mismatch(_) | Shown::Garbage => {}
                 }

@@ -21,7 +21,7 @@ use super::permits::PermitPool;
 use super::store::{DIFFS, DUES, Ledger, MEMBERS, META, Meta, PENDING, SIGNATURES, SNAPSHOTS};
 use super::timeouts::Due;
 
-/// How long a recovered session waits for hosts that may know a longer log of ours.
+/// How long a session that was opened waits for hosts that may know a longer log of ours.
 const SETTLE_MS: u64 = 2_000;
 
 impl From<StoreError> for OpenError {
@@ -200,7 +200,8 @@ impl GatewayCore {
             above_until_ms: None,
             above_asked: BTreeMap::new(),
             closing: Closing::default(),
-            settle_until_ms: now.mono_ms.saturating_add(if fresh { 0 } else { SETTLE_MS }),
+            // An empty store may be a lost one.
+            settle_until_ms: now.mono_ms.saturating_add(SETTLE_MS),
             alive_ms: None,
             stopping: false,
             over: None,

@@ -3,18 +3,17 @@
 //! time in the process; nothing of it waits inside a step.
 
 use holdfast_escrow::divergence::{
-    DivergenceFlag, DivergenceKeeper, Evidence, EvidenceKind, FlagChange, Moment, Subject,
+    DivergenceFlag, DivergenceKeeper, Evidence, EvidenceKind, Moment, Subject,
 };
 use holdfast_escrow::repair::{
-    Bisect, Effect as RepairEffect, LogStage, NonceUse, RepairEvent, RepairPhase, majority_unreachable,
-    nonce_use,
+    Bisect, Effect as RepairEffect, NonceUse, RepairEvent, RepairPhase, majority_unreachable, nonce_use,
 };
 use holdfast_escrow::session::{Hash, Phase, Signature};
 use holdfast_proto::holdfast::host::v1 as pb;
 use holdfast_types::Address;
 
 use super::GatewayCore;
-use super::api::{CallError, CallId, Effect, HostCall, Metric, Verb, VerbError};
+use super::api::{CallError, CallId, Effect, HostCall};
 use super::evidence::Mismatch;
 use super::members::{Bound, Then};
 use super::permits::Ticket;
@@ -80,9 +79,6 @@ impl GatewayCore {
 
     /// A signed mismatch from a live call, a vote or the finalization.
     pub(super) fn trip(&mut self, participant: &Address, mismatch: &Mismatch) {
-        if self.census_holds(participant, mismatch) {
-            return;
-        }
         let evidence = evidence_of(mismatch, &self.terms.chain_id, self.terms.escrow_id);
         self.repair_event(
             participant,
@@ -164,10 +160,12 @@ impl GatewayCore {
         written?;
         let Some(advance) = advance else { return Ok(Vec::new()) };
         let flagged = advance.flag.is_some();
+        let at_risk = self.quorum_at_risk();
         match advance.flag {
             Some(flag) => drop(self.flags.insert(*participant, flag)),
             None => drop(self.flags.remove(participant)),
         }
+        self.note_quorum(at_risk);
         if flagged {
             self.workers.entry(*participant).or_default().stepped_ms = Some(now.mono_ms);
         }
@@ -405,57 +403,6 @@ impl GatewayCore {
         self.repair_event(participant, RepairEvent::CensusTaken, Brought::default());
     }
 
-    /// A host started anew.
-    pub(super) fn announced(&mut self, participant: &Address, boot_id: String) {
-        let now = self.now.mono_ms;
-        let Some(member) = self.members.get_mut(participant) else { return };
-        if boot_id.is_empty() || boot_id.len() > 128 || member.boot_id == boot_id {
-            return;
-        }
-        member.boot_id = boot_id;
-        member.dirty = true;
-        member.bound = Bound::Unknown;
-        if self.flagged(participant) {
-            let since = self.workers.get(participant).and_then(|worker| worker.reopened_ms);
-            let since_reopen_ms = now.saturating_sub(since.unwrap_or(self.opened_ms));
-            let generation = self.flags.get(participant).map(|flag| flag.generation);
-            self.repair_event(participant, RepairEvent::Announced { since_reopen_ms }, Brought::default());
-            if self.flags.get(participant).map(|flag| flag.generation) != generation {
-                self.workers.entry(*participant).or_default().reopened_ms = Some(now);
-            }
-        } else {
-            self.bind(participant);
-        }
-    }
-
-    /// A verb of an operator.
-    pub(super) fn operator(&mut self, op_id: u64, participant: &Address, verb: Verb) {
-        let event = match verb {
-            Verb::ForceTeach => RepairEvent::ForceTeach,
-            Verb::GiveUp => RepairEvent::GiveUp,
-            Verb::Release => RepairEvent::Release,
-        };
-        let result = match self.repair_step(participant, &event, &Brought::default()) {
-            Ok(effects) => {
-                let ignored = effects.contains(&RepairEffect::Ignored);
-                if let Some((event, brought)) = self.carry_out(participant, effects) {
-                    self.repair_event(participant, event, brought);
-                }
-                match self.flag(participant) {
-                    Some(flag) if !ignored => Ok(Box::new(flag)),
-                    Some(_) => Err(VerbError::WrongPhase),
-                    None => Err(VerbError::NotFlagged),
-                }
-            }
-            Err(holdfast_escrow::divergence::DivergenceError::Repair(error)) => Err(match error {
-                holdfast_escrow::repair::RepairError::NotFlagged => VerbError::NotFlagged,
-                holdfast_escrow::repair::RepairError::Stopped => VerbError::WrongPhase,
-            }),
-            Err(_) => Err(VerbError::Storage),
-        };
-        self.emit(Effect::OperatorDone { op_id, result });
-    }
-
     /// The session leaves the phase Active, or the process stops: every worker ends.
     pub(super) fn stop_repairs(&mut self) {
         let all: Vec<Address> = self.flags.keys().copied().collect();
@@ -469,42 +416,9 @@ impl GatewayCore {
     pub(super) fn resume_repairs(&mut self) {
         let all: Vec<Address> = self.flags.keys().copied().collect();
         for participant in all {
+            self.gauge("gateway_participant_blocked", Some(participant), 1);
             self.repair_event(&participant, RepairEvent::Restarted, Brought::default());
         }
-    }
-
-    pub(super) fn announce_change(&mut self, change: FlagChange) {
-        let participant = change.flag.subject.participant;
-        let stage = change.stage.as_str();
-        let flag = &change.flag;
-        let mut fields = vec![
-            ("generation", flag.generation.to_string()),
-            ("diverged_nonce", flag.diverged_nonce.to_string()),
-            ("phase", flag.repair.phase.as_str().to_owned()),
-            ("attempt", flag.repair.attempt.to_string()),
-            ("elapsed_ms", flag.repair.elapsed_ms.to_string()),
-        ];
-        if change.stage == LogStage::RepairAttempt {
-            let cursor = self.members.get(&participant).map_or(0, |member| member.cursor);
-            fields.push(("catch_up", format!("{cursor} of {}", flag.repair.target)));
-            fields.push(("verify", flag.repair.last_verdict.as_str().to_owned()));
-        }
-        let alarm = matches!(change.stage, LogStage::Blocked | LogStage::GaveUp);
-        self.log(stage, alarm, Some(participant), fields);
-        let blocked = change.at_ms.saturating_sub(flag.flagged_at_ms);
-        match change.stage {
-            LogStage::Unblocked => {
-                let name = "gateway_repair_time_to_unblock_ms";
-                self.emit(Effect::Metric(Metric::Time { name, participant: Some(participant), ms: blocked }));
-                self.gauge("gateway_participant_blocked", Some(participant), 0);
-            }
-            LogStage::Blocked => self.gauge("gateway_participant_blocked", Some(participant), 1),
-            LogStage::GaveUp => self.metric_count("gateway_repair_give_ups_total", Some(participant), 1),
-            LogStage::RepairStarted | LogStage::RepairAttempt => {}
-        }
-        let at = change.at_ms / 1000;
-        let view = Box::new(self.view(flag));
-        self.emit(Effect::FlagChanged { stage, at, flag: view, change: Box::new(change) });
     }
 
     /// Flags as stored.

@@ -10,6 +10,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use futures_util::FutureExt;
@@ -284,6 +285,7 @@ impl Actor {
                 Effect::Retired { reason } => self.end = Some(reason),
             }
         }
+        self.session.calls.store(self.by_call.len(), Ordering::Release);
     }
 
     fn call(&mut self, call_id: CallId, member: Address, call: HostCall, timeout_ms: u64, lane: Lane) {
@@ -357,8 +359,8 @@ impl Actor {
     }
 
     fn log(&self, line: &LogLine) {
-        let participant =
-            line.participant.map(|address| address.to_bech32(&self.inner.hrp)).unwrap_or_default();
+        let participant = line.participant.map(|address| address.to_bech32(&self.inner.hrp));
+        let participant = participant.as_deref();
         let fields: Vec<String> = line.fields.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let (escrow, stage, fields) = (self.escrow_id, line.stage, fields.join(" "));
         match line.alarm {

@@ -12,7 +12,7 @@ use holdfast_store::{BranchKv, Item, KvRead, Map, Order, Prefix, Sequence, Store
 use holdfast_types::Address;
 use tokio::sync::watch;
 
-use crate::openai::{self, KeyBudgets, ReplyId, ReplyMark, ReplyStore, StoredReply};
+use crate::openai::{ReplyId, ReplyMark, StoredReply};
 
 const SPACE: &str = "gatewayd";
 const P_ESCROWS: Prefix = Prefix::new(SPACE, 1, "escrows");
@@ -54,9 +54,9 @@ const AUDIT_SEQ: Sequence = Sequence::new(P_AUDIT_SEQ);
 const SPENT: Map<String, u128> = Map::new(P_SPENT);
 /// By model and member: the cooldown that was probed last.
 const PROBES: Map<(String, Address), (u64, u32, u32)> = Map::new(P_PROBES);
-const KEYS: Map<String, u64> = Map::new(P_KEYS);
-const REPLIES: Map<ReplyId, StoredReply> = Map::new(P_REPLIES);
-const MARKS: Map<ReplyId, ReplyMark> = Map::new(P_MARKS);
+pub(super) const KEYS: Map<String, u64> = Map::new(P_KEYS);
+pub(super) const REPLIES: Map<ReplyId, StoredReply> = Map::new(P_REPLIES);
+pub(super) const MARKS: Map<ReplyId, ReplyMark> = Map::new(P_MARKS);
 
 /// Changes of flags that are kept.
 const EVENTS_KEPT: u64 = 10_000;
@@ -184,12 +184,12 @@ impl Journal {
         Ok(Self { db: Mutex::new(db), last_event: watch::Sender::new(last) })
     }
 
-    fn db(&self) -> MutexGuard<'_, Box<dyn LocalDb>> {
+    pub(super) fn db(&self) -> MutexGuard<'_, Box<dyn LocalDb>> {
         self.db.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Runs `step` over the store and commits what it wrote.
-    fn step<T>(&self, sync: bool, step: impl FnOnce(&mut BranchKv<'_>) -> Result<T>) -> Result<T> {
+    pub(super) fn step<T>(&self, sync: bool, step: impl FnOnce(&mut BranchKv<'_>) -> Result<T>) -> Result<T> {
         let db = self.db();
         let base: &dyn KvRead = &**db;
         let mut branch = BranchKv::new(base);
@@ -392,49 +392,6 @@ fn take(store: &mut BranchKv<'_>, name: &'static str, budget: u128, wanted: u128
 
 fn corrupt(error: holdfast_proto::prost::DecodeError) -> JournalError {
     JournalError::Row(StoreError::Backend(error.to_string()))
-}
-
-fn store_error(error: JournalError) -> openai::StoreError {
-    openai::StoreError(error.to_string())
-}
-
-impl KeyBudgets for Journal {
-    fn spent(&self, key: &str) -> std::result::Result<u64, openai::StoreError> {
-        let read = KEYS.get(&**self.db(), &key.to_owned());
-        Ok(read.map_err(|e| store_error(e.into()))?.unwrap_or(0))
-    }
-
-    fn set_spent(&self, key: &str, tokens: u64) -> std::result::Result<(), openai::StoreError> {
-        self.step(false, |store| Ok(KEYS.set(store, &key.to_owned(), &tokens)?)).map_err(store_error)
-    }
-}
-
-impl ReplyStore for Journal {
-    fn marks(&self) -> std::result::Result<Vec<(ReplyId, ReplyMark)>, openai::StoreError> {
-        let db = self.db();
-        let rows = MARKS.iter(&**db, Order::Ascending).collect::<std::result::Result<_, _>>();
-        rows.map_err(|e: StoreError| store_error(e.into()))
-    }
-
-    fn get(&self, id: &ReplyId) -> std::result::Result<Option<StoredReply>, openai::StoreError> {
-        REPLIES.get(&**self.db(), id).map_err(|e| store_error(e.into()))
-    }
-
-    fn put(&self, id: &ReplyId, reply: &StoredReply) -> std::result::Result<(), openai::StoreError> {
-        let put = self.step(false, |store| {
-            MARKS.set(store, id, &reply.mark)?;
-            Ok(REPLIES.set(store, id, reply)?)
-        });
-        put.map_err(store_error)
-    }
-
-    fn remove(&self, id: &ReplyId) -> std::result::Result<(), openai::StoreError> {
-        let removed = self.step(false, |store| {
-            MARKS.remove(store, id)?;
-            Ok(REPLIES.remove(store, id)?)
-        });
-        removed.map_err(store_error)
-    }
 }
 
 #[cfg(test)]

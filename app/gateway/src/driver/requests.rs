@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use holdfast_runner::FailureKind;
+use holdfast_proto::holdfast::runner::v1::FailureKind;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
@@ -103,7 +103,8 @@ struct Relay {
 }
 
 impl Relay {
-    async fn run(self, mut enough: oneshot::Receiver<()>) {
+    async fn run(self, enough: oneshot::Receiver<()>) {
+        let mut enough = Some(enough);
         let mut tried = BTreeSet::new();
         let mut last = None;
         while let Some(session) = self.choose(&tried) {
@@ -155,7 +156,7 @@ impl Relay {
         ranked.min_by_key(|(rank, _)| *rank).map(|(_, session)| Arc::clone(session))
     }
 
-    async fn ask(&self, session: &Session, enough: &mut oneshot::Receiver<()>) -> Tried {
+    async fn ask(&self, session: &Session, enough: &mut Option<oneshot::Receiver<()>>) -> Tried {
         let Relay { submission, .. } = self;
         let (sender, mut events) = mpsc::channel(self.inner.settings.client_events);
         let request = UserRequest {
@@ -179,8 +180,13 @@ impl Relay {
                 biased;
                 event = events.recv() => event,
                 () = self.out.closed() => return self.left(session).await,
-                // Its client has all it wants; an `enough` that is dropped says nothing.
-                Ok(()) = &mut *enough => return self.left(session).await,
+                said = had_enough(enough) => match said {
+                    true => return self.left(session).await,
+                    false => {
+                        *enough = None;
+                        continue;
+                    }
+                },
                 () = tokio::time::sleep_until(end) => {
                     let _ = self.out.try_send(openai::Event::Failed(openai::Failure::DeadlineExceeded));
                     return self.left(session).await;
@@ -244,6 +250,14 @@ impl Relay {
     }
 }
 
+/// Whether the client has all it wants; one that was dropped says no, and is not to be asked again.
+async fn had_enough(enough: &mut Option<oneshot::Receiver<()>>) -> bool {
+    match enough {
+        Some(said) => said.await.is_ok(),
+        None => std::future::pending().await,
+    }
+}
+
 /// Whether another escrow of the model may serve what this one cannot.
 fn passes_on(error: &RequestError) -> bool {
     matches!(
@@ -293,6 +307,8 @@ fn failure(error: &RequestError) -> openai::Failure {
 }
 
 fn host_failure(kind: i32) -> FailureKind {
-    let known = FailureKind::ALL.into_iter().find(|known| i64::from(known.number()) == i64::from(kind));
-    known.unwrap_or(FailureKind::StreamReset)
+    match FailureKind::try_from(kind) {
+        Ok(FailureKind::Unspecified) | Err(_) => FailureKind::StreamReset,
+        Ok(kind) => kind,
+    }
 }

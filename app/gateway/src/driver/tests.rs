@@ -6,6 +6,7 @@ mod life;
 mod requests;
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -13,9 +14,9 @@ use bytes::Bytes;
 use holdfast_app::keys::SecretKey;
 use holdfast_escrow::session::FrozenConfig;
 use holdfast_host::store::MemDb;
-use holdfast_types::Hrp;
+use holdfast_types::{Address, Hrp};
 
-use super::{Clock, Counts, Gateway, Journal, Machine, Opener, Parts};
+use super::{Clock, Counts, Gateway, Glance, Journal, Machine, Opener, Parts, View};
 use crate::core::{Effect, GatewayCore, Now, OpenError, PermitPool};
 use crate::openai::{Answer, Event, Sessions, Submission};
 use crate::settings::Settings;
@@ -30,8 +31,8 @@ const CHAIN_ID: &str = "driver-1";
 pub(crate) struct Disks {
     sessions: Arc<Mutex<BTreeMap<u64, MemDb>>>,
     journal: MemDb,
-    /// The next opening fails.
-    broken: Arc<Mutex<bool>>,
+    /// The next event makes a session panic.
+    panics: Arc<AtomicBool>,
 }
 
 impl Disks {
@@ -41,7 +42,7 @@ impl Disks {
         Self {
             sessions: Arc::new(Mutex::new(sessions)),
             journal: self.journal.reopen(true),
-            broken: Arc::default(),
+            panics: Arc::default(),
         }
     }
 }
@@ -54,9 +55,6 @@ struct MemOpener {
 
 impl Opener for MemOpener {
     fn open(&self, frozen: FrozenConfig, now: Now) -> Result<(Box<dyn Machine>, Vec<Effect>), OpenError> {
-        if std::mem::take(&mut *self.disks.broken.lock().unwrap()) {
-            return Err(OpenError::Storage("no disk".into()));
-        }
         let db = self.disks.sessions.lock().unwrap().entry(frozen.escrow_id).or_default().clone();
         let mut drawn = 0u8;
         let entropy = move || {
@@ -72,7 +70,32 @@ impl Opener for MemOpener {
             PermitPool::new(8),
             now,
         )?;
-        Ok((Box::new(core), effects))
+        Ok((Box::new(Fragile { core, panics: Arc::clone(&self.disks.panics) }), effects))
+    }
+}
+
+/// A core that panics on request.
+struct Fragile {
+    core: GatewayCore,
+    panics: Arc<AtomicBool>,
+}
+
+impl Machine for Fragile {
+    fn handle(&mut self, now: Now, event: crate::core::Event) -> Vec<Effect> {
+        assert!(!self.panics.swap(false, Ordering::Relaxed), "asked to");
+        self.core.handle(now, event)
+    }
+
+    fn glance(&self, now: Now) -> Glance {
+        Machine::glance(&self.core, now)
+    }
+
+    fn view(&self, hrp: &Hrp) -> View {
+        Machine::view(&self.core, hrp)
+    }
+
+    fn speaks_for(&self, signer: &Address, participant: &Address) -> bool {
+        Machine::speaks_for(&self.core, signer, participant)
     }
 }
 

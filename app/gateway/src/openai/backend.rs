@@ -1,7 +1,7 @@
 //! What the API asks of the sessions behind it.
 
 use bytes::Bytes;
-use holdfast_runner::FailureKind;
+use holdfast_proto::holdfast::runner::v1::FailureKind;
 use holdfast_types::Address;
 use tokio::sync::{mpsc, oneshot};
 

@@ -1,5 +1,6 @@
 //! Errors as OpenAI's clients know them: the table of escrow-details 9.
 
+use holdfast_proto::holdfast::runner::v1::FailureKind;
 use http::StatusCode;
 use serde::Serialize;
 
@@ -25,6 +26,22 @@ pub(crate) struct ApiError {
     pub(crate) retry_after_s: Option<u64>,
     /// `x-should-retry: false`: the official clients would otherwise repeat what cannot succeed.
     pub(crate) final_answer: bool,
+}
+
+/// The name of a host's failure, as the runner and its ledger write it.
+const fn kind_code(kind: FailureKind) -> &'static str {
+    match kind {
+        FailureKind::WorkerDeath => "worker-death",
+        FailureKind::StreamReset => "stream-reset",
+        FailureKind::MalformedBundle => "malformed-bundle",
+        FailureKind::StaleEpoch => "stale-epoch",
+        FailureKind::CacheMiss => "cache-miss",
+        FailureKind::DeadlineExceeded => "deadline-exceeded",
+        FailureKind::HeartbeatLost => "heartbeat-lost",
+        FailureKind::Cancelled => "cancelled",
+        FailureKind::PrefixMismatch => "prefix-mismatch",
+        FailureKind::Internal | FailureKind::Unspecified => "internal",
+    }
 }
 
 /// What a client sent, for an error: no longer than it needs to be recognised.
@@ -185,8 +202,9 @@ impl ApiError {
                 unavailable("gateway_self_suspect", message, retry_after_ms)
             }
             Failure::Host(kind) => {
-                let message = format!("the hosts failed: {}", kind.as_str());
-                Self::new(StatusCode::BAD_GATEWAY, "server_error", kind.as_str(), message)
+                let code = kind_code(kind);
+                let message = format!("the hosts failed: {code}");
+                Self::new(StatusCode::BAD_GATEWAY, "server_error", code, message)
             }
             Failure::DeadlineExceeded => {
                 let message = "the answer was not whole in time";

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use holdfast_runner::FailureKind;
+use holdfast_proto::holdfast::runner::v1::FailureKind;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
 

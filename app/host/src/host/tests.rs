@@ -15,12 +15,14 @@ use holdfast_runner::shard::{LocalShard, ShardSettings};
 use holdfast_runner::{
     ByteCodec, HardenedSessionRunner, IdempotencyLedger, RunnerConfig, ShardPool, SystemClock,
 };
+use holdfast_types::Hrp;
 use tokio_stream::StreamExt;
 use tonic::Code;
 use tonic::metadata::MetadataValue;
 
 use super::*;
 use crate::chain::{ChainFuture, TX_LIFE_BLOCKS};
+use crate::config::Pace;
 use crate::outbox::response_hash;
 
 const CHAIN_ID: &str = "test-1";

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, OwnedWriteBatch, PersistMode};
+use holdfast_app::state::{StateError, mend_journal};
 use holdfast_store::{KvIter, KvRead, Order, StoreError, WriteSet};
 
 use super::{DbError, LocalDb, check};
@@ -85,6 +86,11 @@ impl FjallDb {
             }
             error => DbError::Corrupt { what: error.to_string() },
         };
+        mend_journal(folder).map_err(|error| match error {
+            StateError::Locked { .. } => DbError::Locked { path: path.clone() },
+            StateError::Corrupt { .. } => DbError::Corrupt { what: error.to_string() },
+            error => DbError::Failed { what: error.to_string() },
+        })?;
         let db = Database::builder(folder)
             .cache_size(CACHE_BYTES)
             .max_journaling_size(JOURNALS_BYTES)

@@ -228,7 +228,7 @@ async fn serve(args: &RunArgs, io: &mut Io<'_>) -> Result<()> {
         clock: Clock::start(),
     });
     let opened = tokio::select! {
-        opened = open(args, &gateway, &gateway_url) => opened,
+        opened = open(args, &hrp, &gateway, &gateway_url) => opened,
         signal = signals.next() => Err(fail(51, "gateway", format!("interrupted by {signal} before it was ready"))),
     };
     if let Err(error) = opened {
@@ -313,10 +313,10 @@ fn settings(args: &RunArgs, gateway_url: &str) -> Settings {
 }
 
 /// Opens what there is, what is named, and what is to be created.
-async fn open(args: &RunArgs, gateway: &Gateway, gateway_url: &str) -> Result<()> {
-    gateway.resume().await.map_err(|e| gateway_failure("gateway", e))?;
+async fn open(args: &RunArgs, hrp: &Hrp, gateway: &Gateway, gateway_url: &str) -> Result<()> {
+    gateway.resume().await.map_err(|e| gateway_failure(hrp, "gateway", e))?;
     for id in &args.escrow {
-        gateway.open(*id).await.map_err(|e| gateway_failure("--escrow", e))?;
+        gateway.open(*id).await.map_err(|e| gateway_failure(hrp, "--escrow", e))?;
     }
     if let Some(amount) = args.create {
         for model in args.models.iter().filter(|model| !gateway.serves(model)) {
@@ -326,7 +326,7 @@ async fn open(args: &RunArgs, gateway: &Gateway, gateway_url: &str) -> Result<()
                 slots: args.slots,
                 gateway_url: gateway_url.to_owned(),
             };
-            let id = gateway.create(new, None).await.map_err(|e| gateway_failure("--create", e))?;
+            let id = gateway.create(new, None).await.map_err(|e| gateway_failure(hrp, "--create", e))?;
             tracing::info!(escrow = id, model, "gateway_escrow_created");
         }
     }
@@ -399,7 +399,7 @@ fn chain_failure(error: ChainError) -> anyhow::Error {
     }
 }
 
-fn gateway_failure(field: &str, error: GatewayError) -> anyhow::Error {
+fn gateway_failure(hrp: &Hrp, field: &str, error: GatewayError) -> anyhow::Error {
     use holdfast_gateway::chain::DeliverError;
     match error {
         GatewayError::Chain(error) => chain_failure(error),
@@ -408,8 +408,11 @@ fn gateway_failure(field: &str, error: GatewayError) -> anyhow::Error {
         }
         GatewayError::Deliver(error @ DeliverError::Chain(_)) => fail(43, field, error.to_string()),
         GatewayError::Deliver(error @ DeliverError::Void { .. }) => fail(44, field, error.to_string()),
-        GatewayError::Open { source: OpenError::WrongKey { .. }, .. } | GatewayError::NotOurs { .. } => {
-            let text = format!("{error}; give the key of the escrow's gateway with --from");
+        GatewayError::NotOurs { escrow_id, expected, found } => {
+            let (expected, found) = (expected.to_bech32(hrp), found.to_bech32(hrp));
+            let text = format!(
+                "wrong_key: escrow {escrow_id} names the gateway {expected}, the key of --from is {found}; give the other key"
+            );
             fail(97, field, text)
         }
         GatewayError::Open { source: OpenError::Storage(_), .. } | GatewayError::Journal(_) => {

@@ -111,7 +111,8 @@ fn an_escrow_never_outlives_the_next_epoch() {
 fn what_cannot_be_an_escrow_is_refused_and_moves_no_coin() {
     let mut w = World::new();
     let coin = |denom: &str, amount: &str| Some(PbCoin { denom: denom.into(), amount: amount.into() });
-    let cases: Vec<(u32, Box<dyn Fn(&mut pb::MsgCreateEscrow)>)> = vec![
+    type Change = Box<dyn Fn(&mut pb::MsgCreateEscrow)>;
+    let cases: Vec<(u32, Change)> = vec![
         (3, Box::new(|m| m.creator = "hold1".into())),
         (3, Box::new(|m| m.gateway.clear())),
         (3, Box::new(|m| m.gateway_url = "ftp://gw".into())),

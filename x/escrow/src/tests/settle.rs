@@ -116,7 +116,8 @@ fn a_settlement_altered_in_any_field_is_refused_and_changes_nothing() {
     let id = w.create();
     let good = signed(&vectors(&w, id), &THREE);
     let warm = |name: &str| (addr(name), BoundKey { warm: addr("warm-1"), seq: 1 });
-    let cases: Vec<(u32, Box<dyn Fn(&mut Settlement)>)> = vec![
+    type Change = Box<dyn Fn(&mut Settlement)>;
+    let cases: Vec<(u32, Change)> = vec![
         (7, Box::new(|s| s.escrow_id = 2)),
         (13, Box::new(|s| s.nonce = 8)),
         (14, Box::new(|s| (s.nonce, s.finalize_nonce) = (8, 4))),
@@ -134,7 +135,7 @@ fn a_settlement_altered_in_any_field_is_refused_and_changes_nothing() {
         (14, Box::new(|s| (s.stats[1].started, s.stats[1].missed) = (2, 1))),
         (12, Box::new(|s| (s.stats[0].started, s.stats[0].missed) = (3, 3))),
         (12, Box::new(|s| s.stats.swap(0, 1))),
-        (12, Box::new(|s| drop(s.stats.pop()))),
+        (12, Box::new(|s| s.stats.truncate(3))),
         (14, Box::new(|s| s.sealed_acc[31] ^= 1)),
         (12, Box::new(|s| s.live_hash[0] ^= 1)),
         (14, Box::new(move |s| s.keys = BTreeMap::from([warm("host-1")]))),
@@ -142,7 +143,7 @@ fn a_settlement_altered_in_any_field_is_refused_and_changes_nothing() {
         (14, Box::new(|s| s.signatures[0].sig[5] ^= 1)),
         (14, Box::new(|s| s.signatures[0].slot = 2)),
         (14, Box::new(|s| s.signatures[0] = s.signatures[1].clone())),
-        (15, Box::new(|s| drop(s.signatures.pop()))),
+        (15, Box::new(|s| s.signatures.truncate(2))),
         (15, Box::new(|s| s.signatures.clear())),
     ];
     for (n, (code, change)) in cases.iter().enumerate() {

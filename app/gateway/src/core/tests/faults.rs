@@ -229,6 +229,27 @@ fn a_tail_that_our_store_lost_is_fetched_from_hosts_and_no_nonce_is_signed_twice
 }
 
 #[test]
+fn a_store_that_was_lost_is_rebuilt_from_hosts_before_anything_is_signed() {
+    let mut world = World::new(4);
+    world.run(100);
+    for _ in 0..10 {
+        world.ask();
+        world.run(20);
+    }
+    world.run(2_000);
+    let known = world.hosts.values().map(|h| h.state.as_ref().map_or(0, State::nonce)).max().unwrap();
+    let root = world.core.root_at(known);
+    world.db = MemDb::new();
+    world.restart(false);
+    let id = world.ask();
+    world.run(3_000);
+    assert!(world.core.status().nonce > known);
+    assert_eq!(world.core.root_at(known), root);
+    assert!(world.finished(id));
+    assert!(world.core.flags().is_empty() && !world.core.status().self_suspect);
+}
+
+#[test]
 fn a_stop_tells_clients_and_leaves_everything_to_the_next_start() {
     let mut world = World::new(4);
     world.run(100);
@@ -311,7 +332,7 @@ fn a_state_in_memory_that_is_not_that_of_the_log_is_found_by_the_replay() {
     world.run(2_000);
     // Memory went wrong at some time: the state is that of another log of the same length.
     let mut other = World::new(4);
-    other.run(150);
+    other.run(2_100);
     for _ in 0..6 {
         other.ask();
         other.run(20);
@@ -322,6 +343,7 @@ fn a_state_in_memory_that_is_not_that_of_the_log_is_found_by_the_replay() {
     assert_ne!(other.core.status().root, world.core.status().root);
     world.core.state = other.core.state().clone();
     world.core.raise_suspicion("test");
+    world.send(Event::Tick);
     world.run(5_000);
     assert_eq!(world.core.corrupt_at(), Some(nonce));
     assert_eq!(world.disputes.len(), 1);

@@ -41,6 +41,7 @@ pub(crate) struct Manner {
 struct Replica {
     state: State,
     roots: BTreeMap<u64, Hash>,
+    log: BTreeMap<u64, Vec<u8>>,
     pending: Vec<Tx>,
 }
 
@@ -109,6 +110,7 @@ impl FakeHost {
             let (state, root) = apply(&replica.state, &diff).unwrap();
             replica.pending.retain(|tx| !diff.txs.iter().any(|there| there.key() == tx.key()));
             replica.roots.insert(diff.nonce, root);
+            replica.log.insert(diff.nonce, bytes.clone());
             replica.state = state;
         }
         Ok(self.applied(replica))
@@ -193,7 +195,7 @@ impl Host for FakeHost {
         let replica = replicas.entry(escrow_id).or_insert_with(|| {
             let state = State::genesis(Arc::new(terms));
             let roots = BTreeMap::from([(0, state.root())]);
-            Replica { state, roots, pending: Vec::new() }
+            Replica { state, roots, log: BTreeMap::new(), pending: Vec::new() }
         });
         let (nonce, root) = (replica.state.nonce(), replica.state.root().to_vec());
         Ok(Response::new(pb::BindResponse { nonce, root, boot_id: "boot-1".into() }))
@@ -304,9 +306,14 @@ impl Host for FakeHost {
 
     async fn get_diffs(
         &self,
-        _: Request<pb::GetDiffsRequest>,
+        request: Request<pb::GetDiffsRequest>,
     ) -> Result<Response<pb::GetDiffsResponse>, Status> {
-        refuse(Cause::Policy, 0)
+        let escrow_id = request.get_ref().escrow_id;
+        self.admit(escrow_id, "GetDiffs", &request)?;
+        let replicas = self.replicas.lock().unwrap();
+        let Some(replica) = replicas.get(&escrow_id) else { return refuse(Cause::SessionNotFound, 0) };
+        let diffs = replica.log.range(request.get_ref().from..).map(|(_, diff)| diff.clone()).collect();
+        Ok(Response::new(pb::GetDiffsResponse { diffs }))
     }
 
     async fn vote_timeout(

@@ -251,3 +251,45 @@ async fn a_second_gateway_on_the_same_folder_is_refused() {
     assert!(FjallDb::open(&folder.path().join("journal"), "gateway journal").is_err());
     drop(journal);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_that_panics_fails_its_requests_and_is_opened_again_from_its_disk() {
+    let scene = Scene::new().await;
+    let gateway = scene.open().await;
+    assert!(matches!(ask(&gateway).await.1, Some(Event::Finished { .. })));
+    let before = gateway.view(1).await.unwrap().session.nonce;
+    scene.disks.panics.store(true, Ordering::Relaxed);
+    let (text, end) = ask(&gateway).await;
+    assert!(matches!(end, Some(Event::Failed(_)) | None), "{text} {end:?}");
+    // The disk's next process.
+    let again = scene.disks.sessions.lock().unwrap()[&1].reopen(true);
+    scene.disks.sessions.lock().unwrap().insert(1, again);
+    within(async {
+        while !matches!(ask(&gateway).await.1, Some(Event::Finished { .. })) {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await;
+    assert!(gateway.view(1).await.unwrap().session.nonce > before);
+    within(gateway.stop()).await;
+    assert_eq!(gateway.counts(), nothing());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_that_lost_its_disk_takes_its_diffs_back_from_hosts_before_it_signs_another() {
+    let mut scene = Scene::new().await;
+    let gateway = scene.open().await;
+    for _ in 0..4 {
+        assert!(matches!(ask(&gateway).await.1, Some(Event::Finished { .. })));
+    }
+    let before = gateway.view(1).await.unwrap().session;
+    within(gateway.stop()).await;
+    scene.disks = super::Disks::default();
+    let gateway = scene.gateway();
+    gateway.open(1).await.unwrap();
+    let after = gateway.view(1).await.unwrap().session;
+    // What no host was told is lost with nobody the wiser; a request's diff reached its host.
+    assert!(after.nonce >= 4 && after.nonce <= before.nonce, "{} {}", after.nonce, before.nonce);
+    assert!(matches!(ask(&gateway).await.1, Some(Event::Finished { .. })));
+    within(gateway.stop()).await;
+}

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use holdfast_runner::FailureKind;
+use holdfast_proto::holdfast::runner::v1::FailureKind;
 
 use super::{Scene, ask, submission, until, whole, within};
 use crate::openai::{Event, Failure, FinishReason, Sessions, Usage};
@@ -134,4 +134,18 @@ async fn a_call_that_has_no_answer_ends_with_the_session_and_leaves_nothing() {
     }
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert_eq!(gateway.counts(), super::nothing());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_never_has_enough_gets_all_of_it() {
+    let scene = Scene::new().await;
+    let gateway = scene.open().await;
+    let crate::openai::Answer { mut events, enough } = gateway.submit(submission());
+    drop(enough);
+    let mut last = None;
+    while let Some(event) = within(events.recv()).await {
+        last = Some(event);
+    }
+    assert!(matches!(last, Some(Event::Finished { .. })), "{last:?}");
+    gateway.stop().await;
 }

@@ -210,7 +210,7 @@ async fn a_stream_whose_first_text_is_late_begins_without_it_and_tells_a_failure
 
 #[tokio::test]
 async fn a_failure_after_the_first_text_ends_the_stream_without_reason_and_done() {
-    let host = Failure::Host(holdfast_runner::FailureKind::PrefixMismatch);
+    let host = Failure::Host(FailureKind::PrefixMismatch);
     let server = Server::start(vec![dispatched(), delta("a"), failed(host)]).await;
     let got = server.chat(HI_STREAM).await;
     let wanted = [

@@ -69,7 +69,7 @@ async fn a_running_request_is_in_progress_until_its_client_leaves() {
 
 #[tokio::test]
 async fn what_failed_is_not_kept() {
-    let host = Failure::Host(holdfast_runner::FailureKind::WorkerDeath);
+    let host = Failure::Host(FailureKind::WorkerDeath);
     let server = Server::start(vec![dispatched(), delta("a"), failed(host)]).await;
     assert!(server.send("POST", CHAT, &KEY, HI_STREAM).await.text().contains("worker-death"));
     assert_eq!(server.send("POST", CHAT, &KEY, HI).await.error().0, 502);

@@ -1,7 +1,5 @@
 //! The table of errors: escrow-details 9.
 
-use holdfast_runner::FailureKind;
-
 use super::*;
 
 #[tokio::test]
@@ -32,9 +30,23 @@ async fn each_failure_of_the_sessions_has_its_row() {
 #[tokio::test]
 async fn each_kind_of_a_hosts_failure_is_a_502_with_its_name() {
     let server = Server::start(Vec::new()).await;
-    for kind in FailureKind::ALL {
+    // By number, as the runner lists them.
+    let names = [
+        "worker-death",
+        "stream-reset",
+        "malformed-bundle",
+        "stale-epoch",
+        "cache-miss",
+        "deadline-exceeded",
+        "heartbeat-lost",
+        "cancelled",
+        "prefix-mismatch",
+        "internal",
+    ];
+    for (number, name) in (1..).zip(names) {
+        let kind = FailureKind::try_from(number).unwrap();
         server.script(vec![dispatched(), failed(Failure::Host(kind))]);
-        assert_eq!(server.chat(HI).await.error(), (502, kind.as_str().into(), None));
+        assert_eq!(server.chat(HI).await.error(), (502, name.into(), None));
     }
 }
 

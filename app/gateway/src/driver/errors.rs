@@ -1,0 +1,66 @@
+//! Why the gateway does not do it.
+
+use holdfast_host::chain::ChainError;
+use holdfast_types::Address;
+
+use super::journal::JournalError;
+use crate::chain::DeliverError;
+use crate::core::{OpenError, VerbError};
+
+/// Why the gateway does not do it. Codes are stable.
+#[derive(Debug, thiserror::Error)]
+pub enum GatewayError {
+    /// The chain.
+    #[error(transparent)]
+    Chain(#[from] ChainError),
+    /// A transaction.
+    #[error(transparent)]
+    Deliver(#[from] DeliverError),
+    /// The session.
+    #[error("escrow {escrow_id}: {source}")]
+    Open {
+        /// Which.
+        escrow_id: u64,
+        /// Why.
+        source: OpenError,
+    },
+    /// What is kept beside the sessions.
+    #[error("gateway journal: {0}")]
+    Journal(#[from] JournalError),
+    /// The chain knows no such escrow.
+    #[error("escrow_unknown: the chain has no escrow {0}")]
+    Unknown(u64),
+    /// Another gateway's.
+    #[error("wrong_key: escrow {escrow_id} names the gateway {expected:?}, this one's key is {found:?}")]
+    NotOurs {
+        /// Which.
+        escrow_id: u64,
+        /// As in its terms.
+        expected: Address,
+        /// Ours.
+        found: Address,
+    },
+    /// It is over.
+    #[error("escrow_ended: escrow {0} is over")]
+    Ended(u64),
+    /// It is for another model.
+    #[error("wrong_model: escrow {escrow_id} is for {found}, which this gateway does not serve")]
+    Model {
+        /// Which.
+        escrow_id: u64,
+        /// Its model.
+        found: String,
+    },
+    /// No session of it here.
+    #[error("no_session: this gateway has no session of escrow {0}")]
+    NoSession(u64),
+    /// The process stops.
+    #[error("stopping: the gateway stops")]
+    Stopping,
+    /// A verb.
+    #[error(transparent)]
+    Verb(#[from] VerbError),
+    /// A defect.
+    #[error("internal: {0}")]
+    Internal(String),
+}
