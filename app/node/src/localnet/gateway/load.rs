@@ -322,7 +322,15 @@ mod tests {
 
     #[test]
     fn requests_follow_from_the_seed_and_half_are_streamed() {
-        let load = Load { addr: String::new(), model: String::new(), requests: 0, clients: 0, rate: 0, cancel_every: 0, seed: 7 };
+        let load = Load {
+            addr: String::new(),
+            model: String::new(),
+            requests: 0,
+            clients: 0,
+            rate: 0,
+            cancel_every: 0,
+            seed: 7,
+        };
         let bodies: Vec<_> = (0..20).map(|index| body(&load, index)).collect();
         assert_eq!(bodies, (0..20).map(|index| body(&load, index)).collect::<Vec<_>>());
         assert_eq!(bodies.iter().filter(|(_, stream)| *stream).count(), 10);

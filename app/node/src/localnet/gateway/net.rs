@@ -239,7 +239,8 @@ impl<'a> Net<'a> {
             }
         };
         let slots = u32::try_from(plan.hosts.len()).unwrap_or(u32::MAX);
-        let escrow_id = chain.create_escrow(&plan.model, &format!("http://{}", plan.gateway_grpc), slots).await?;
+        let escrow_id =
+            chain.create_escrow(&plan.model, &format!("http://{}", plan.gateway_grpc), slots).await?;
         for index in 0..self.hosts.len() {
             let args = self.host_args(index, &chain_grpc, true);
             if let Some(host) = self.hosts.get_mut(index) {
@@ -268,7 +269,8 @@ impl<'a> Net<'a> {
         say::line(format_args!("chain {} at {}, escrow {escrow_id}", plan.chain_id, up.chain_grpc))?;
         say::line(format_args!(
             "gateway at http://{}/v1, model {}; logs in {}",
-            up.http, plan.model,
+            up.http,
+            plan.model,
             plan.home.display()
         ))?;
         Ok(up)
