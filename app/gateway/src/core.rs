@@ -261,11 +261,12 @@ impl GatewayCore {
         let mut effects = std::mem::take(&mut self.held);
         effects.append(&mut self.out);
         if self.ledger.failed {
-            let (hold, go): (Vec<_>, Vec<_>) = effects
-                .into_iter()
-                .partition(|effect| {
-                    matches!(effect, Effect::Call { .. } | Effect::OperatorDone { .. } | Effect::FlagChanged { .. })
-                });
+            let (hold, go): (Vec<_>, Vec<_>) = effects.into_iter().partition(|effect| {
+                matches!(
+                    effect,
+                    Effect::Call { .. } | Effect::OperatorDone { .. } | Effect::FlagChanged { .. }
+                )
+            });
             self.held = hold;
             // A store that failed takes nothing until the process starts again; what is held is bounded.
             self.held.truncate(MAX_HELD);
