@@ -49,8 +49,8 @@ pub use admission::RunnerAdmission;
 const STREAMS_MAX: usize = 1_024;
 /// Votes that ask an executor at a time; more wait.
 const VOTES: usize = 8;
-/// Longest wait of a vote for its turn.
-const VOTE_WAIT: Duration = Duration::from_secs(110);
+/// Longest wait of a vote for its turn: with the challenge it stays within the server's limit of a call.
+const VOTE_WAIT: Duration = Duration::from_secs(45);
 /// Time between two looks at whether escrows are settled.
 const LOOK: Duration = Duration::from_secs(60);
 
