@@ -59,6 +59,7 @@ pub(super) struct Watch {
     proofs: Vec<Proof>,
     /// Who has shown a signed mismatch.
     pub(super) guilty: BTreeSet<Address>,
+    #[cfg(test)]
     sent: BTreeMap<u64, Address>,
     clients: BTreeMap<u64, Client>,
     runs: BTreeMap<(usize, u64, u64), u32>,
@@ -96,6 +97,7 @@ impl Watch {
             asked: BTreeMap::new(),
             proofs: Vec::new(),
             guilty: BTreeSet::new(),
+            #[cfg(test)]
             sent: BTreeMap::new(),
             clients: BTreeMap::new(),
             runs: BTreeMap::new(),
@@ -202,6 +204,7 @@ impl Watch {
                         format!("start {} goes to another than its executor", request.target_nonce),
                     );
                 }
+                #[cfg(test)]
                 self.sent.insert(request.target_nonce, participant);
                 (&request.diffs, None)
             }
@@ -546,6 +549,7 @@ impl Watch {
     }
 
     /// Starts that were really sent.
+    #[cfg(test)]
     pub(super) fn sent(&self) -> &BTreeMap<u64, Address> {
         &self.sent
     }

@@ -139,6 +139,7 @@ struct Gateway {
 }
 
 /// A call as it left the gateway, for scenarios.
+#[cfg(test)]
 #[derive(Debug, Clone)]
 pub(super) struct Seen {
     pub(super) at_ms: u64,
@@ -178,9 +179,11 @@ pub(super) struct World<'a> {
     op_id: u64,
     pub(super) trace: bool,
     pub(super) stages: BTreeMap<&'static str, u64>,
-    /// Calls, when asked for.
-    pub(super) seen: Option<Vec<Seen>>,
+    /// Calls.
+    #[cfg(test)]
+    pub(super) seen: Vec<Seen>,
     /// What clients were told.
+    #[cfg(test)]
     pub(super) told: Vec<(u64, ClientEvent)>,
     /// Of the running gateway.
     pub(super) permits: PermitPool,
@@ -220,7 +223,9 @@ impl<'a> World<'a> {
             op_id: 0,
             trace,
             stages: BTreeMap::new(),
-            seen: None,
+            #[cfg(test)]
+            seen: Vec::new(),
+            #[cfg(test)]
             told: Vec::new(),
             permits: PermitPool::new(8),
         };
@@ -247,6 +252,7 @@ impl<'a> World<'a> {
     }
 
     /// Plays until so many milliseconds after the begin.
+    #[cfg(test)]
     pub(super) fn play_until(&mut self, ms: u64) -> Check {
         while let Some((&(at_ms, _), _)) = self.queue.first_key_value() {
             if at_ms > BEGIN_MS + ms || self.over.is_some() {

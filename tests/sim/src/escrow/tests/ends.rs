@@ -166,7 +166,7 @@ fn the_scenarios_see_calls_in_their_order() {
         |_| {},
         |world| {
             traffic(world, 4, 300);
-            let seen: Vec<&Seen> = world.seen.iter().flatten().collect();
+            let seen: Vec<&Seen> = world.seen.iter().collect();
             assert!(seen.windows(2).all(|pair| pair[0].at_ms <= pair[1].at_ms));
             assert!(matches!(&*Rc::clone(&seen[0].call), HostCall::Bind(_)));
         },

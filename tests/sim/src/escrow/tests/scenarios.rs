@@ -30,7 +30,6 @@ pub(super) fn with_both(change: impl Fn(&mut Cast), scene: impl Fn(&mut World<'_
         change(&mut cast);
         let plan = Schedule { items: Vec::new(), calm_ms: NEVER_MS };
         let mut world = World::new(&cast, &plan, &[], false);
-        world.seen = Some(Vec::new());
         world.play_until(500).unwrap();
         scene(&mut world);
     }
@@ -59,7 +58,7 @@ pub(super) fn flag(world: &World<'_>, host: usize) -> Option<FlagView> {
 }
 
 pub(super) fn calls<'w>(world: &'w World<'_>, host: usize) -> impl Iterator<Item = &'w Seen> {
-    world.seen.iter().flatten().filter(move |seen| seen.host == host)
+    world.seen.iter().filter(move |seen| seen.host == host)
 }
 
 /// Times of the repair attempts of a host: each begins with a Teach that carries diffs or a challenge.
@@ -270,9 +269,9 @@ fn a_stopped_session_makes_no_more_calls_and_gives_its_permits_back() {
                 plays(world, stop_after);
                 world.tell(Event::Stop).unwrap();
                 plays(world, 2 * SECOND);
-                let made = world.seen.as_ref().map_or(0, Vec::len);
+                let made = world.seen.len();
                 plays(world, 20 * MINUTE);
-                assert_eq!(world.seen.as_ref().map_or(0, Vec::len), made);
+                assert_eq!(world.seen.len(), made);
                 assert_eq!(world.permits.free(), 8);
             },
         );

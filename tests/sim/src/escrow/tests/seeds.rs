@@ -25,7 +25,7 @@ fn three_hundred_seeds_are_clean_and_all_faults_happen_in_them() {
                     if seed > SEEDS || !failures.lock().unwrap().is_empty() {
                         return;
                     }
-                    match run(seed, None, false) {
+                    match run(seed, Programs::Mixed, None, false) {
                         Ok(found) => totals.lock().unwrap().add(&found),
                         Err(failure) => failures.lock().unwrap().push(failure.to_string()),
                     }
