@@ -14,8 +14,10 @@ mod api;
 mod attempt;
 mod cancel;
 mod census;
+mod checkpoints;
 mod config;
 mod dispatch;
+mod errors;
 mod evidence;
 mod finalize;
 mod history;
@@ -117,11 +119,14 @@ pub struct GatewayCore {
     above_until_ms: Option<u64>,
     above_asked: BTreeMap<Address, u64>,
     // The end, and the step.
+    checkpoint: checkpoints::Checkpoint,
     closing: finalize::Closing,
     settle_until_ms: u64,
     alive_ms: Option<u64>,
     stopping: bool,
     over: Option<RetireReason>,
+    /// What the repairs came to, once their rows are removed.
+    totals: BTreeMap<Address, RepairTotals>,
     /// The rows of this step must be durable before its effects leave.
     urgent: bool,
     wake_ms: Option<u64>,
@@ -245,6 +250,7 @@ impl GatewayCore {
             self.run_timeouts();
             self.run_repairs();
             self.pick_all();
+            self.run_checkpoint();
         }
         self.run_closing();
     }

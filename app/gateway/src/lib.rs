@@ -20,3 +20,5 @@ mod prober;
 mod rotation;
 pub mod service;
 pub mod settings;
+#[cfg(test)]
+mod tests;

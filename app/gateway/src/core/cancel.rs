@@ -193,9 +193,8 @@ impl GatewayCore {
     /// After a restart: what was cancelled, and of which no word stands in the log.
     pub(super) fn resume_withdrawn(&mut self) {
         let at_ms = Some(self.now.mono_ms);
-        let pending = |id: u64| {
-            self.state.record(id).is_some_and(|record| record.status == InferenceStatus::Pending)
-        };
+        let pending =
+            |id: u64| self.state.record(id).is_some_and(|record| record.status == InferenceStatus::Pending);
         self.withdrawn = self
             .dues
             .iter()

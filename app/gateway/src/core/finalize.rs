@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use holdfast_escrow::divergence::DivergenceKeeper;
 use holdfast_escrow::session::settle::{Settlement, SlotSignature};
 use holdfast_escrow::session::{Phase, Signature, State};
 use holdfast_proto::holdfast::host::v1 as pb;
@@ -16,12 +17,16 @@ use super::{GatewayCore, Purpose};
 /// Rounds of questions before the last drain diff, so that late words of hosts reach the log.
 const GATHER_MS: u64 = 2_000;
 
+/// Rounds of questions after which a dispute makes do with an older nonce that a quorum signed.
+const DISPUTE_ROUNDS: u32 = 30;
+
 /// What the collection of signatures is for.
 #[derive(Debug, Clone)]
 pub(super) struct Collect {
     state: State,
     dispute: bool,
     asked_ms: Option<u64>,
+    rounds: u32,
     done: bool,
 }
 
@@ -75,12 +80,13 @@ impl GatewayCore {
                 self.note_meta();
                 self.fail_queue(RequestError::EscrowExhausted);
                 self.end(RetireReason::Settled);
+                self.forget_divergences();
             }
         }
     }
 
     pub(super) fn collect_for_dispute(&mut self, state: State) {
-        self.closing.collect = Some(Collect { state, dispute: true, asked_ms: None, done: false });
+        self.closing.collect = Some(Collect { state, dispute: true, asked_ms: None, rounds: 0, done: false });
     }
 
     /// The nonce that hosts are brought up to: our tip, or the last good one of a log that broke.
@@ -95,7 +101,10 @@ impl GatewayCore {
     pub(super) fn keeps(&self, nonce: u64) -> bool {
         match &self.closing.collect {
             Some(collect) => collect.state.nonce() == nonce,
-            None => self.state.phase() == Phase::Frozen && self.state.nonce() == nonce,
+            None => {
+                self.state.phase() == Phase::Frozen && self.state.nonce() == nonce
+                    || nonce > 0 && self.checkpoint.nonce == nonce
+            }
         }
     }
 
@@ -120,7 +129,8 @@ impl GatewayCore {
             }
             if self.state.phase() == Phase::Frozen && self.closing.collect.is_none() {
                 let state = self.state.clone();
-                self.closing.collect = Some(Collect { state, dispute: false, asked_ms: None, done: false });
+                self.closing.collect =
+                    Some(Collect { state, dispute: false, asked_ms: None, rounds: 0, done: false });
                 for (participant, member) in &self.members {
                     if let Some((nonce, sig)) =
                         member.signed.filter(|(nonce, _)| *nonce == self.state.nonce())
@@ -186,22 +196,24 @@ impl GatewayCore {
         let nonce = collect.state.nonce();
         let signed = self.kept.get(&nonce).cloned().unwrap_or_default();
         let weight: u64 = signed.keys().map(|participant| self.terms.weight(participant)).sum();
+        if weight < self.terms.quorum()
+            && collect.dispute
+            && collect.rounds >= DISPUTE_ROUNDS
+            && let Some((state, signed)) = self.last_signed(nonce)
+        {
+            return self.dispute_ready(&state, &signed);
+        }
         if weight >= self.terms.quorum() {
+            if collect.dispute {
+                return self.dispute_ready(&collect.state, &signed);
+            }
             if let Some(collect) = self.closing.collect.as_mut() {
                 collect.done = true;
             }
             let settlement = Box::new(Settlement::of(&collect.state, self.slot_signatures(&signed)));
             let fields = vec![("nonce", nonce.to_string()), ("weight", weight.to_string())];
-            if collect.dispute {
-                self.log("escrow_dispute_ready", true, None, fields);
-                self.emit(Effect::DisputeReady(settlement));
-                if let Some(nonce) = self.corrupt {
-                    self.end(RetireReason::SelfCorrupt { nonce });
-                }
-            } else {
-                self.log("escrow_settlement_ready", false, None, fields);
-                self.emit(Effect::SettlementReady(settlement));
-            }
+            self.log("escrow_settlement_ready", false, None, fields);
+            self.emit(Effect::SettlementReady(settlement));
             return;
         }
         if collect.asked_ms.is_some_and(|asked| now < asked.saturating_add(self.cfg.collect_ms)) {
@@ -209,11 +221,41 @@ impl GatewayCore {
         }
         if let Some(collect) = self.closing.collect.as_mut() {
             collect.asked_ms = Some(now);
+            collect.rounds = collect.rounds.saturating_add(1);
         }
         let missing: Vec<Address> =
             self.members.keys().filter(|participant| !signed.contains_key(*participant)).copied().collect();
         for participant in missing {
             self.bring(&participant, Then::Sign(nonce));
+        }
+    }
+
+    fn dispute_ready(&mut self, state: &State, signed: &BTreeMap<Address, Signature>) {
+        if let Some(collect) = self.closing.collect.as_mut() {
+            collect.done = true;
+        }
+        let fields = vec![("nonce", state.nonce().to_string()), ("signers", signed.len().to_string())];
+        self.log("escrow_dispute_ready", true, None, fields);
+        let settlement = Settlement::of(state, self.slot_signatures(signed));
+        self.emit(Effect::DisputeReady(Box::new(settlement)));
+        if let Some(nonce) = self.corrupt {
+            self.end(RetireReason::SelfCorrupt { nonce });
+        }
+    }
+
+    /// What was paid needs no flags any more. What they came to stays to be shown while the session is at hand.
+    fn forget_divergences(&mut self) {
+        self.totals = self.members.keys().map(|p| (*p, self.repair_totals(p))).collect();
+        let escrow = self.terms.escrow_id;
+        let mut failed = None;
+        let written = self.ledger.write(|store| {
+            DivergenceKeeper.remove_escrow(store, escrow).map_err(|error| {
+                failed = Some(error.to_string());
+                holdfast_store::StoreError::ReadOnly
+            })
+        });
+        if let Some(error) = failed.or_else(|| written.err().map(|error| error.to_string())) {
+            tracing::warn!(escrow, error, "the flags of an escrow that is paid were not removed");
         }
     }
 

@@ -25,7 +25,12 @@ pub struct PermitPool(Arc<Mutex<Pool>>);
 impl PermitPool {
     /// `permits` of repairs; 8 in a gateway.
     pub fn new(permits: usize) -> Self {
-        Self(Arc::new(Mutex::new(Pool { free: permits, next: 0, waiting: Vec::new(), votes: BTreeMap::new() })))
+        Self(Arc::new(Mutex::new(Pool {
+            free: permits,
+            next: 0,
+            waiting: Vec::new(),
+            votes: BTreeMap::new(),
+        })))
     }
 
     /// A place in the queue.

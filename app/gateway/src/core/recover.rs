@@ -201,6 +201,8 @@ impl GatewayCore {
             above_until_ms: None,
             above_asked: BTreeMap::new(),
             closing: Closing::default(),
+            checkpoint: Default::default(),
+            totals: BTreeMap::new(),
             // An empty store may be a lost one.
             settle_until_ms: now.mono_ms.saturating_add(SETTLE_MS),
             alive_ms: None,

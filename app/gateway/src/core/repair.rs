@@ -125,8 +125,7 @@ impl GatewayCore {
                 // A pause asks for nothing that could follow at once.
                 Ok(effects) => drop(self.carry_out(&participant, effects)),
                 Err(error) => {
-                    let fields =
-                        vec![("event", "StoreUnreadable".to_owned()), ("error", error.to_string())];
+                    let fields = vec![("event", "StoreUnreadable".to_owned()), ("error", error.to_string())];
                     self.log("escrow_repair_step_failed", true, Some(participant), fields);
                 }
             }

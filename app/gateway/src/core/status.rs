@@ -236,6 +236,9 @@ impl GatewayCore {
 
     /// What survives the flags of `participant`: attempts, restores, give-ups, time blocked (ms).
     pub fn repair_totals(&self, participant: &Address) -> RepairTotals {
+        if let Some(totals) = self.totals.get(participant) {
+            return *totals;
+        }
         let subject = Subject { escrow_id: self.terms.escrow_id, participant: *participant };
         let history = self.ledger.read(|store| DivergenceKeeper.history(store, &subject)).unwrap_or_default();
         RepairTotals {

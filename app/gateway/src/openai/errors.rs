@@ -148,7 +148,8 @@ impl ApiError {
     pub(crate) fn transfer_encoding() -> Self {
         let message = "Transfer-Encoding: send the body as it is, or as chunks";
         let kind = "invalid_request_error";
-        Self::new(StatusCode::NOT_IMPLEMENTED, kind, "not_implemented", message).with_param("Transfer-Encoding")
+        Self::new(StatusCode::NOT_IMPLEMENTED, kind, "not_implemented", message)
+            .with_param("Transfer-Encoding")
     }
 
     pub(crate) fn slow_body() -> Self {
@@ -195,7 +196,8 @@ impl ApiError {
         match failure {
             Failure::ContextLengthExceeded => Self::context_length(param, context),
             Failure::BodyRefused => {
-                let remedy = "no host can serve this prompt; it must not be empty, and fit the model's context";
+                let remedy =
+                    "no host can serve this prompt; it must not be empty, and fit the model's context";
                 Self::bad_field(param, format!("{remedy} of {context} tokens together with its answer"))
             }
             Failure::InsufficientBalance => {

@@ -167,13 +167,7 @@ impl HostCore {
         taken
     }
 
-    fn decide(
-        &self,
-        stage: &Stage,
-        id: u64,
-        body: &[u8],
-        unix_s: u64,
-    ) -> Result<Taken, pb::EscrowError> {
+    fn decide(&self, stage: &Stage, id: u64, body: &[u8], unix_s: u64) -> Result<Taken, pb::EscrowError> {
         let state = &stage.replica.state;
         let escrow_id = state.config().escrow_id;
         if body.len() > BODY_MAX {

@@ -1,5 +1,6 @@
 //! Timeouts and the end of the session.
 
+use holdfast_escrow::divergence::DivergenceKeeper;
 use holdfast_escrow::session::settle::Mode;
 use holdfast_escrow::session::{InferenceStatus, Phase};
 
@@ -214,4 +215,66 @@ fn one_participant_with_several_slots_has_one_cursor_one_flag_and_votes_once() {
     world.run(20_000);
     let it = world.core.status().participants.into_iter().find(|p| p.address == twice).unwrap();
     assert_eq!(it.outcomes[2], 1);
+}
+
+#[test]
+fn a_dispute_without_a_quorum_at_the_tip_takes_the_last_checkpoint_that_one_signed() {
+    let mut world = World::new(4);
+    world.run(100);
+    for _ in 0..40 {
+        world.ask();
+        world.run(20);
+    }
+    assert!(world.core.status().nonce >= 40);
+    // The rest of the session has two signers of four.
+    for index in [2, 3] {
+        world.host(index).serves = Serves::Down;
+    }
+    world.restart(true);
+    world.send(Event::Chain(ChainNews::Expired));
+    world.run(30_000);
+    assert!(world.disputes.is_empty(), "the tip may still be signed");
+    world.run(60_000);
+    let [dispute] = world.disputes.as_slice() else { panic!("{:?}", world.disputes.len()) };
+    assert_eq!(dispute.nonce, 32, "of every sixteenth nonce the last");
+    world.pays(&dispute.clone(), Mode::Dispute);
+}
+
+#[test]
+fn an_escrow_that_is_paid_leaves_no_flags_behind_and_still_shows_what_they_came_to() {
+    let mut world = World::new(4);
+    world.run(100);
+    world.host(1).fork_at = Some(1);
+    for _ in 0..8 {
+        world.ask();
+        world.run(50);
+    }
+    let host = world.names[1];
+    let before = world.core.repair_totals(&host);
+    assert_eq!((world.core.flags().len(), before.raised), (1, 1));
+    let rows = |world: &World| DivergenceKeeper.flags(&world.db, 7).unwrap().len();
+    assert_eq!(rows(&world), 1);
+    world.send(Event::Chain(ChainNews::Settled));
+    assert_eq!(rows(&world), 0);
+    assert_eq!(world.core.repair_totals(&host).raised, before.raised);
+}
+
+#[test]
+fn a_voter_that_is_busy_for_other_sessions_is_asked_when_it_has_room() {
+    let mut world = World::new(4);
+    world.run(100);
+    world.host(1).serves = Serves::Silent;
+    let others: Vec<_> = (0..4)
+        .filter(|index| *index != 1)
+        .flat_map(|index| (0..8).map(move |_| index))
+        .map(|index| world.permits.vote(&world.names[index]).unwrap())
+        .collect();
+    world.ask();
+    world.run(40_000);
+    assert!(world.calls.iter().all(|(_, call)| *call != "vote"));
+    drop(others);
+    world.run(1_000);
+    assert_eq!(world.calls.iter().filter(|(_, call)| *call == "vote").count(), 3);
+    world.run(5_000);
+    assert_eq!(world.outcomes(1)[2], 1);
 }

@@ -53,6 +53,8 @@ pub(super) struct Host {
     pub(super) fork_at: Option<u64>,
     pub(super) withholds: bool,
     pub(super) allows_reset: bool,
+    /// Shows no fresh signature, and lets the question for one hang.
+    pub(super) mute: bool,
     pub(super) boot: u64,
     /// Infer calls that reached it.
     pub(super) infers: u64,
@@ -79,6 +81,7 @@ impl Host {
             fork_at: None,
             withholds: false,
             allows_reset: false,
+            mute: false,
             boot: 1,
             infers: 0,
         }
@@ -186,7 +189,7 @@ impl Host {
         nonce: u64,
         challenge: Option<&pb::Challenge>,
     ) -> Option<pb::Verification> {
-        let challenge = challenge.filter(|_| !self.withholds)?;
+        let challenge = challenge.filter(|_| !self.withholds && !self.mute)?;
         let drawn: Hash = challenge.challenge.as_slice().try_into().unwrap();
         let root = self.root(nonce, terms);
         let signed =
@@ -274,6 +277,7 @@ impl Host {
                 let applied = Some(self.applied(terms, request.challenge.as_ref()));
                 HostReply::Teach(pb::TeachResponse { applied })
             }),
+            HostCall::GetSignatures(_) if self.mute => return None,
             HostCall::GetSignatures(request) => {
                 if self.state.is_none() {
                     return Some(Err(err(Code::SessionNotFound)));

@@ -1,7 +1,10 @@
 //! Flags and repairs: the acceptance sketch of the proposal, line by line.
 
+use holdfast_escrow::repair::{RepairEvent, RepairPhase};
+
 use super::host::Serves;
 use super::world::{World, terms};
+use crate::core::repair::Brought;
 use crate::core::{ClientEvent, Event, GatewayConfig, RepairView, Verb, VerbError};
 
 /// A session in which host 2 diverged at nonce 2.
@@ -278,4 +281,75 @@ fn no_repair_outlives_the_session() {
     world.run(100_000);
     let after = world.calls.iter().filter(|(p, call)| *p == world.names[2] && *call == "teach").count();
     assert_eq!(teaches, after);
+}
+
+#[test]
+fn an_attempt_whose_time_is_over_while_it_waits_for_a_proof_wakes_nobody() {
+    let cfg = GatewayConfig { attempt_ms: 50, ..GatewayConfig::default() };
+    let mut world = diverged(cfg);
+    let host = world.host(2);
+    host.wipe();
+    (host.fork_at, host.mute) = (None, true);
+    // The world fails when it is woken more often than it needs.
+    for _ in 0..20 {
+        world.run(3_000);
+    }
+    let verifying = world.core.flags.values().any(|flag| flag.repair.phase == RepairPhase::Verifying);
+    assert!(verifying, "{:?}", phase(&world));
+    assert!(world.core.repairs_at().is_none_or(|at| at > world.now_ms));
+}
+
+#[test]
+fn a_repair_takes_its_permit_only_when_its_host_is_free() {
+    let mut world = diverged(GatewayConfig::default());
+    let participant = world.names[2];
+    let host = world.host(2);
+    host.wipe();
+    host.fork_at = None;
+    world.core.members.get_mut(&participant).unwrap().gate = Some(u64::MAX);
+    // Its first wait is over, and the gate is still another's.
+    for _ in 0..300 {
+        world.run(100);
+        let worker = &world.core.workers[&participant];
+        if worker.running.is_none() {
+            assert_eq!(world.permits.free(), 8);
+        }
+    }
+    assert!(world.core.workers[&participant].ticket.is_some());
+    world.core.members.get_mut(&participant).unwrap().gate = None;
+    world.run(60_000);
+    assert_eq!((phase(&world), world.permits.free()), (None, 8));
+}
+
+#[test]
+fn a_store_that_one_repair_cannot_read_pauses_every_repair_of_the_session() {
+    let mut world = World::new(7);
+    world.run(100);
+    for index in [2, 3] {
+        world.host(index).fork_at = Some(2);
+    }
+    for _ in 0..4 {
+        world.ask();
+        world.run(20);
+    }
+    for index in [2, 3] {
+        let host = world.host(index);
+        host.wipe();
+        (host.fork_at, host.mute) = (None, true);
+    }
+    let both = [world.names[2], world.names[3]];
+    let running = |world: &World| {
+        both.map(|participant| world.core.workers.get(&participant).is_some_and(|w| w.running.is_some()))
+    };
+    for _ in 0..600 {
+        world.run(100);
+        if running(&world) == [true, true] {
+            break;
+        }
+    }
+    assert_eq!(running(&world), [true, true]);
+    world.core.repair_event(&both[0], RepairEvent::StoreUnreadable, Brought::default());
+    assert_eq!(running(&world), [false, false]);
+    assert!(both.iter().all(|participant| world.core.flags[participant].repair.paused));
+    assert_eq!(world.permits.free(), 8);
 }
