@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`holdfast`] | the chain's own packages: `auth`, `bank`, `epochs`, `participants`, `inference`, `breaker`, `escrow`, `gov`, each `v1`; those off it: `runner`, `host`, `gateway` |
 //! | [`cosmos`] | the part of the Cosmos SDK's packages that clients such as cosmrs, CosmJS and grpcurl rely on |
+//! | [`google`] | the status of a failed gRPC call |
 //! | [`tendermint`] | blocks and events as the consensus engine names them |
 //!
 //! The types are generated when the crate is built. Plain use needs `prost` only. Feature `client` adds a gRPC client
@@ -26,7 +27,7 @@ mod generated {
     include!(concat!(env!("OUT_DIR"), "/modules.rs"));
 }
 
-pub use generated::{cosmos, holdfast, tendermint};
+pub use generated::{cosmos, google, holdfast, tendermint};
 pub use prost::{self, Message, Name};
 pub use prost_types::{Any, Duration, FieldMask, Timestamp};
 pub use strict::{StrictDecodeError, decode_strict};

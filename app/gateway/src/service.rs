@@ -28,7 +28,7 @@ use tonic::{Request, Response, Status};
 use crate::core::{FlagView, Verb, VerbError};
 use crate::driver::{self, Audit, Gateway, GatewayError, blocking};
 
-pub use server::serve;
+pub use server::{ReflectionError, serve};
 
 /// Shortest operator token, bytes.
 pub const TOKEN_MIN: usize = 16;

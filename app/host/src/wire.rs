@@ -2,7 +2,7 @@
 
 use holdfast_proto::holdfast::host::v1 as pb;
 use holdfast_proto::holdfast::host::v1::escrow_error::Code as Cause;
-use holdfast_proto::{Any, Message};
+use holdfast_proto::{Any, Message, google::rpc};
 use tonic::{Code, Status};
 
 /// Type of the detail.
@@ -15,17 +15,6 @@ const DETAILS_MAX: usize = 512 << 10;
 const TEXT_MAX: usize = 1 << 10;
 /// Largest diff that is sent as evidence, bytes: a header list holds no more. `GetDiffs` has any of them.
 const EVIDENCE_MAX: usize = 4 << 10;
-
-/// `google.rpc.Status`, which gRPC carries in `grpc-status-details-bin`.
-#[derive(Clone, PartialEq, prost::Message)]
-struct RpcStatus {
-    #[prost(int32, tag = "1")]
-    code: i32,
-    #[prost(string, tag = "2")]
-    message: String,
-    #[prost(message, repeated, tag = "3")]
-    details: Vec<Any>,
-}
 
 /// The gRPC code of a cause.
 #[must_use]
@@ -54,7 +43,7 @@ pub fn status(mut error: pb::EscrowError) -> Status {
     }
     let code = code(error.code());
     let detail = Any { type_url: TYPE_URL.into(), value: error.encode_to_vec() };
-    let rpc = RpcStatus { code: code as i32, message: error.message.clone(), details: vec![detail] };
+    let rpc = rpc::Status { code: code as i32, message: error.message.clone(), details: vec![detail] };
     let mut status = Status::with_details(code, error.message.clone(), rpc.encode_to_vec().into());
     if error.retry_after_ms > 0 {
         status.metadata_mut().insert(RETRY_AFTER, error.retry_after_ms.into());
@@ -79,7 +68,7 @@ fn typed(status: &Status) -> Option<pb::EscrowError> {
     if details.is_empty() || details.len() > DETAILS_MAX {
         return None;
     }
-    let rpc = RpcStatus::decode(details).ok()?;
+    let rpc = rpc::Status::decode(details).ok()?;
     let [detail] = rpc.details.as_slice() else { return None };
     if detail.type_url != TYPE_URL {
         return None;
@@ -152,7 +141,7 @@ mod tests {
     fn words_and_crafted_details_are_no_divergence() {
         let words = "apply diff nonce 3: post_state_root does not match computed state root, ROOT_MISMATCH";
         let good = status(mismatch());
-        let other_type = RpcStatus {
+        let other_type = rpc::Status {
             code: 10,
             message: String::new(),
             details: vec![Any {
@@ -160,7 +149,7 @@ mod tests {
                 value: mismatch().encode_to_vec(),
             }],
         };
-        let twice = RpcStatus {
+        let twice = rpc::Status {
             code: 10,
             message: String::new(),
             details: vec![Any { type_url: TYPE_URL.into(), value: mismatch().encode_to_vec() }; 2],

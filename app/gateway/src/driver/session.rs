@@ -117,6 +117,9 @@ impl Gateway {
         if entry.ended.is_some() {
             return Err(GatewayError::Ended(escrow_id));
         }
+        if row.config.owners().keys().any(|owner| inner.hosts.url(owner).is_none()) {
+            inner.hosts.set_urls(inner.chain.host_urls().await?);
+        }
         let disputed = row.status == EscrowStatus::Disputed;
         let (inbox, receiver) = mpsc::channel(inner.settings.inbox);
         let session = Arc::new(Session {

@@ -569,6 +569,10 @@ impl GatewayService for &'static Ear {
         Err(Status::unimplemented(""))
     }
 
+    async fn finalize(&self, _: Request<gateway::FinalizeRequest>) -> Unheard<gateway::FinalizeResponse> {
+        Err(Status::unimplemented(""))
+    }
+
     async fn escrows(&self, _: Request<gateway::EscrowsRequest>) -> Unheard<gateway::EscrowsResponse> {
         Err(Status::unimplemented(""))
     }

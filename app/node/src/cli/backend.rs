@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use holdfast_runner::backends::openai_http::{OpenAiHttpAdapter, OpenAiHttpConfig, PieceTable};
-use holdfast_runner::backends::reference::{DEFAULT_SEED, LAYERS, ReferenceModel};
+use holdfast_runner::backends::reference::{DEFAULT_SEED, LAYERS, POSITIONS, ReferenceModel};
 use holdfast_runner::clock::Clock;
 use holdfast_runner::shard::{Compute, LocalShard, ShardHost, ShardSettings};
 use holdfast_runner::{ByteCodec, TextCodec};
@@ -99,6 +99,21 @@ pub(crate) struct Opened {
 }
 
 impl BackendArgs {
+    /// A model of this program's own, with everything else as it is by default.
+    pub(crate) fn of(backend: Backend, model: Option<PathBuf>) -> Self {
+        Self {
+            backend,
+            seed: DEFAULT_SEED,
+            capacity: 16_384,
+            model,
+            upstream: None,
+            upstream_model: "default".into(),
+            upstream_key: None,
+            upstream_slots: 8,
+            upstream_context: 4096,
+        }
+    }
+
     /// Checks the flags and opens the model's text; shards load its weights.
     pub(crate) fn open(&self) -> Result<Opened> {
         let pieces = Arc::new(PieceTable::new());
@@ -115,14 +130,24 @@ impl BackendArgs {
         Ok(Opened { args: self.clone(), layers, codec, pieces })
     }
 
+    /// Tokens that the model takes, prompt and answer together, and the most bytes of text that one of them stands for; 0: not
+    /// known.
+    pub(crate) fn limits(&self) -> Result<(u32, u32)> {
+        match self.backend {
+            Backend::Reference => Ok((u32::try_from(POSITIONS).unwrap_or(u32::MAX), 1)),
+            Backend::Candle => self.candle_context().map(|context| (context, 0)),
+            Backend::OpenaiHttp => Ok((self.upstream_context, 0)),
+        }
+    }
+
     /// How workers of this program are started.
     pub(crate) fn worker_command(&self) -> Result<WorkerCommand> {
         let program = std::env::current_exe().map_err(|e| io_failure("holdfastd".as_ref(), &e))?;
         Ok(WorkerCommand { program, backend: self.words() })
     }
 
-    /// The flags again, for a worker process.
-    fn words(&self) -> Vec<String> {
+    /// The flags again, for another process.
+    pub(crate) fn words(&self) -> Vec<String> {
         let mut words = vec!["--backend".into(), self.backend.name().into()];
         words.extend([
             "--seed".into(),
@@ -164,6 +189,13 @@ impl BackendArgs {
     }
 
     #[cfg(feature = "candle")]
+    fn candle_context(&self) -> Result<u32> {
+        use holdfast_runner::backends::candle::Gguf;
+        let file = Gguf::open(self.model_file()?).map_err(|e| fail(91, "--model", e.to_string()))?;
+        Ok(u32::try_from(file.shape().max_positions).unwrap_or(u32::MAX))
+    }
+
+    #[cfg(feature = "candle")]
     fn candle(
         &self,
         settings: ShardSettings,
@@ -178,6 +210,11 @@ impl BackendArgs {
 
     #[cfg(not(feature = "candle"))]
     fn candle_text(&self) -> Result<(u32, Arc<dyn TextCodec>)> {
+        Err(not_built())
+    }
+
+    #[cfg(not(feature = "candle"))]
+    fn candle_context(&self) -> Result<u32> {
         Err(not_built())
     }
 

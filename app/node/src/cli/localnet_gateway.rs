@@ -8,6 +8,7 @@ use holdfast_app::composition::Composition;
 use holdfast_app::keys::SecretKey;
 use holdfast_types::Hrp;
 
+use super::backend::{Backend, BackendArgs};
 use super::error::{fail, io_failure};
 use super::files::{self, Home};
 use super::keys::Keyring;
@@ -16,7 +17,7 @@ use super::{app_toml, values, wiring};
 use crate::comet::keys::fresh_validator_state;
 use crate::devnet::genesis::DENOM;
 use crate::localnet::gateway::faults::{self, Fault};
-use crate::localnet::gateway::genesis::Chain;
+use crate::localnet::gateway::genesis::{Chain, REFERENCE};
 use crate::localnet::gateway::{GatewayNet, HostPlan};
 
 /// Most hosts: each is a process of its own, with its workers.
@@ -53,6 +54,12 @@ pub(crate) struct GatewayArgs {
     /// With --gateway: gateway and hosts agree to drop a replica whose state is another
     #[arg(long, requires = "gateway")]
     allow_reset: bool,
+    /// With --gateway: what hosts compute with, reference or candle [default: reference]
+    #[arg(long, value_name = "NAME", requires = "gateway", value_parser = own_backend)]
+    backend: Option<Backend>,
+    /// With --gateway: GGUF file of --backend candle; its name without ending is the model's on the chain
+    #[arg(long, value_name = "FILE", requires = "gateway")]
+    model: Option<PathBuf>,
     /// With --gateway: worker processes of each host; 0 lets hosts compute themselves [default: 1]
     #[arg(long, value_name = "N", requires = "gateway", value_parser = workers)]
     workers: Option<u32>,
@@ -111,6 +118,22 @@ fn workers(text: &str) -> Result<u32, String> {
     values::within_u32(text, 0, 4)
 }
 
+/// A backend that needs no other server.
+fn own_backend(text: &str) -> Result<Backend, String> {
+    let known = [Backend::Reference, Backend::Candle];
+    known.into_iter().find(|known| known.name() == text).ok_or_else(|| "give reference or candle".into())
+}
+
+/// The model's name on the chain.
+fn model_name(backend: &BackendArgs) -> String {
+    let stem = backend.model.as_deref().and_then(Path::file_stem).map(|stem| stem.to_string_lossy());
+    let usual = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' };
+    match stem {
+        Some(stem) => stem.chars().map(usual).take(64).collect(),
+        None => REFERENCE.to_owned(),
+    }
+}
+
 fn block_seconds(text: &str) -> Result<String, String> {
     values::block_time(text).map(|_| text.to_owned())
 }
@@ -149,11 +172,17 @@ fn create(args: &LocalnetArgs, net: &GatewayArgs, root: &Path, words: &[String])
             HostPlan { address: key.address(), home: root.join(&name), name, listen }
         })
         .collect();
+    let model = net.model.as_deref().map(std::path::absolute).transpose();
+    let model = model.map_err(|e| io_failure(net.model.as_deref().unwrap_or(Path::new("--model")), &e))?;
+    let backend = BackendArgs::of(net.backend.unwrap_or(Backend::Reference), model);
+    let (context, token_bytes) = backend.limits()?;
+    let model = model_name(&backend);
     let requests = net.requests.unwrap_or(200);
     let chain_id = "holdfast-local-1";
     let chain = Chain {
         chain_id,
         genesis_time: wiring::fresh_genesis(chain_id, &Hrp::default())?.genesis_time,
+        model: &model,
         gateway: &key,
         hosts: keys.iter().zip(&hosts).map(|(key, host)| (key, format!("http://{}", host.listen))).collect(),
         max_nonce: requests.saturating_mul(NONCES_A_REQUEST).clamp(NONCES.0, NONCES.1),
@@ -188,6 +217,10 @@ fn create(args: &LocalnetArgs, net: &GatewayArgs, root: &Path, words: &[String])
         operator_token,
         hosts,
         workers: net.workers.unwrap_or(1),
+        model,
+        backend: backend.words(),
+        context,
+        token_bytes,
         faults,
         allow_reset: net.allow_reset,
         requests,

@@ -336,6 +336,7 @@ const BAD_VALUES: &[(&str, &str, &str)] = &[
     ("--requests", "many", "localnet --gateway"),
     ("--clients", "0", "localnet --gateway"),
     ("--rate", "0", "localnet --gateway"),
+    ("--backend", "openai-http", "localnet --gateway"),
     ("--cancel-every", "1", "localnet --gateway"),
     ("--fault", "spoon:host1@nonce4", "localnet --gateway"),
     ("--fault", "fork:host1@nonce0", "localnet --gateway"),

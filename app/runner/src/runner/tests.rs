@@ -1,7 +1,7 @@
 //! The runner over shards in this process, on virtual time, with faults at chosen steps.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use futures_util::future::{join, join_all};
@@ -53,6 +53,8 @@ struct Faulty {
     dead: AtomicBool,
     step_ms: u64,
     open_full: AtomicU32,
+    /// Keys that it takes at most.
+    most_keys: AtomicUsize,
     steps: AtomicU32,
     counts: Mutex<Option<Counts>>,
 }
@@ -127,6 +129,9 @@ impl BoundaryAdapter for Faulty {
             if full > 0 {
                 self.open_full.store(full - 1, Ordering::Relaxed);
                 return Err(AdapterError::Full("another coordinator has the rows".to_owned()));
+            }
+            if self.shard.usage().keys.len() >= self.most_keys.load(Ordering::Relaxed) {
+                return Err(AdapterError::Full("as many keys as there may be".to_owned()));
             }
             self.shard.open(key, plan).await
         })
@@ -231,6 +236,7 @@ impl World {
             dead: AtomicBool::new(false),
             step_ms: 10,
             open_full: AtomicU32::new(0),
+            most_keys: AtomicUsize::new(usize::MAX),
             steps: AtomicU32::new(0),
             counts: Mutex::default(),
         });
@@ -754,6 +760,20 @@ fn held_kv_goes_early_when_somebody_waits_for_room() {
             runner.run(request(&format!("{n}"))).await.unwrap();
         }
         assert_eq!((world.keys_left(), world.clock.now_ms()), (2, 400));
+    });
+}
+
+#[test]
+fn held_kv_goes_early_when_a_shard_is_full_for_a_reason_of_its_own() {
+    let (world, shard) = World::single();
+    shard.most_keys.store(4, Ordering::Relaxed);
+    world.run(async |runner| {
+        for n in 0..20 {
+            runner.run(request(&format!("{n}"))).await.unwrap();
+        }
+        // 80 ms each, and 100 ms for each time that it was full; KV is held for 30 s.
+        assert!(world.clock.now_ms() <= 20 * (80 + 110), "{} ms", world.clock.now_ms());
+        assert!(world.keys_left() <= 4);
     });
 }
 

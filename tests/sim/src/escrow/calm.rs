@@ -4,6 +4,8 @@
 use holdfast_escrow::session::Phase;
 use holdfast_gateway::core::{RepairView, Verb};
 
+use holdfast_types::Address;
+
 use super::schedule::{Fate, Heal, Store, Work};
 use super::watch::{Check, Law, breach};
 use super::world::{Over, World};
@@ -21,8 +23,11 @@ pub(super) struct Calm {
     second_heal: bool,
     pub(super) finalized: bool,
     finalized_ms: u64,
-    /// First nonce that was made without faults.
+    /// Nobody is healed a second time: tests of this file's own laws.
+    pub(super) believe_healed: bool,
+    /// First nonce since the faults stopped and the same participants are flagged.
     first_nonce: u64,
+    flagged: Vec<Address>,
 }
 
 impl World<'_> {
@@ -52,7 +57,12 @@ impl World<'_> {
             self.pulse_after(3_000);
             return Ok(());
         }
-        if age_ms > 15 * MINUTE && !self.calm.second_heal {
+        let flagged: Vec<Address> = self.watch.flags.keys().copied().collect();
+        if flagged != self.calm.flagged {
+            self.calm.flagged = flagged;
+            self.calm.first_nonce = self.watch.ledger.nonce + 1;
+        }
+        if age_ms > 15 * MINUTE && !self.calm.second_heal && !self.calm.believe_healed {
             // Reset did not come about: its operator takes the disk away.
             self.calm.second_heal = true;
             self.heal(|heal| heal != Heal::Never);
@@ -67,7 +77,7 @@ impl World<'_> {
         }
         if let Err(breach) = self.settled_repairs() {
             if age_ms <= self.bound_ms() {
-                let wait_ms = if age_ms < MINUTE { 5_000 } else { 20_000 };
+                let wait_ms = if age_ms < MINUTE { 5_000 } else { 45_000 };
                 // In irregular numbers, so that no rhythm spares a slot.
                 for _ in 0..=self.some(3) {
                     self.small_request()?;
@@ -169,6 +179,10 @@ impl World<'_> {
 
     /// What was started without faults has an end, as far as others could vote.
     fn dispatches_ended(&self) -> Check {
+        if !self.quorum_is_honest() || self.core().is_none_or(|core| core.status().self_suspect) {
+            // It signs nothing more while it doubts itself.
+            return Ok(());
+        }
         let terms = &self.cast.terms;
         let rounds_s = 60 + 240;
         let longest_s = u64::from(terms.refusal_timeout_s) + u64::from(terms.execution_timeout_s) + rounds_s;
@@ -206,6 +220,10 @@ impl World<'_> {
         }
         if self.now_ms() - self.calm.finalized_ms < 20 * MINUTE {
             self.pulse_after(10_000);
+            // The disk may have failed below the order: whoever gave it sees that and gives it again.
+            if self.core().is_some_and(|core| core.takes_requests()) {
+                return self.tell(holdfast_gateway::core::Event::Finalize);
+            }
             return Ok(());
         }
         if self.quorum_is_honest() && !self.damaged() {

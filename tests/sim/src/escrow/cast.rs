@@ -48,7 +48,7 @@ pub(super) struct Cast {
 
 /// Which host program plays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Programs {
+pub enum Programs {
     /// Drawn for each host.
     Mixed,
     /// The simulator's own everywhere.
@@ -82,6 +82,7 @@ impl Cast {
     }
 
     /// A plain group of `owners` with one slot each, for a scenario: no skew, generous limits.
+    #[cfg(test)]
     pub(super) fn plain(seed: u64, owners: usize, programs: Programs) -> Self {
         let slots: Vec<usize> = (0..owners).collect();
         let mut cast = Self::with(seed, owners, &slots, programs, &mut Rng::new(seed, "escrow cast"));

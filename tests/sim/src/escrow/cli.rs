@@ -8,15 +8,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use super::{Totals, run};
+use super::{Programs, Totals, run};
 
 const USAGE: &str = "\
-usage: holdfast-sim escrow [--seeds N] [--start S] [--jobs J] [--minutes M] [--keep LIST] [--trace]
+usage: holdfast-sim escrow [--seeds N] [--start S] [--jobs J] [--minutes M] [--hosts WHICH]
+                                [--keep LIST] [--trace]
 
   --seeds N     number of seeds (300)
   --start S     first seed (1)
   --jobs J      seeds at a time (as many as there are cores)
   --minutes M   start no further seed after so many minutes
+  --hosts WHICH mixed, real or model: the program's hosts, the simulator's own, or drawn for each host (mixed)
   --keep LIST   with one seed: only these items of its schedule, as 3,8,12, or none
   --trace       with one seed: print what happens";
 
@@ -25,13 +27,15 @@ struct Args {
     start: u64,
     jobs: usize,
     minutes: Option<u64>,
+    programs: Programs,
     keep: Option<Vec<usize>>,
     trace: bool,
 }
 
 fn parse(mut words: impl Iterator<Item = String>) -> Result<Option<Args>> {
     let jobs = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let mut args = Args { seeds: 300, start: 1, jobs, minutes: None, keep: None, trace: false };
+    let programs = Programs::Mixed;
+    let mut args = Args { seeds: 300, start: 1, jobs, minutes: None, programs, keep: None, trace: false };
     while let Some(word) = words.next() {
         let mut next = || words.next().with_context(|| format!("{word} needs a value\n{USAGE}"));
         let number = |text: String| text.parse::<u64>().with_context(|| format!("{text:?} is no number"));
@@ -40,6 +44,14 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Option<Args>> {
             "--start" | "--seed" => args.start = number(next()?)?,
             "--jobs" => args.jobs = usize::try_from(number(next()?)?)?.clamp(1, 64),
             "--minutes" => args.minutes = Some(number(next()?)?),
+            "--hosts" => {
+                args.programs = match next()?.as_str() {
+                    "mixed" => Programs::Mixed,
+                    "real" => Programs::Real,
+                    "model" => Programs::Model,
+                    other => bail!("--hosts is mixed, real or model, not {other:?}"),
+                };
+            }
             "--trace" => args.trace = true,
             "--keep" => {
                 let list = next()?;
@@ -78,7 +90,7 @@ fn simulate(args: &Args) -> Outcome {
                         return;
                     }
                     let seed = args.start.wrapping_add(number);
-                    let done = run(seed, args.keep.as_deref(), args.trace);
+                    let done = run(seed, args.programs, args.keep.as_deref(), args.trace);
                     let mut outcome = outcome.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                     match done {
                         Ok(totals) => {

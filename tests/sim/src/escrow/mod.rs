@@ -8,9 +8,13 @@
 //!                                                              └─ watch: own books, laws        calm: what must come about
 //! ```
 
+// The error is the message of the wire, however large it is.
+#![allow(clippy::result_large_err)]
+
 mod calm;
 mod cast;
 mod cli;
+mod law;
 mod ledger;
 mod mask;
 mod model;
@@ -29,10 +33,11 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
+pub use cast::Programs;
 pub use cli::main;
 pub use totals::Totals;
 
-use cast::{Cast, Programs};
+use cast::Cast;
 use schedule::Schedule;
 use shrink::shrink;
 use world::World;
@@ -93,8 +98,13 @@ fn attempt(
 ///
 /// # Errors
 /// [`Failure`], with a schedule that was shrunk unless `keep` names its items.
-pub fn run(seed: u64, keep: Option<&[usize]>, trace: bool) -> Result<Totals, Box<Failure>> {
-    let cast = Cast::draw(seed, Programs::Mixed);
+pub fn run(
+    seed: u64,
+    programs: Programs,
+    keep: Option<&[usize]>,
+    trace: bool,
+) -> Result<Totals, Box<Failure>> {
+    let cast = Cast::draw(seed, programs);
     let schedule = Schedule::draw(&cast);
     let numbers = keep.map_or_else(|| schedule.numbers(), <[usize]>::to_vec);
     let (law, first) = match attempt(&cast, &schedule, &numbers, trace) {

@@ -45,6 +45,14 @@ struct Session {
     work: BTreeMap<u64, Work>,
 }
 
+/// A replica at a nonce, signed unless something is stale.
+struct SignedAt {
+    root: Vec<u8>,
+    signature: Vec<u8>,
+    stale: Vec<Vec<u8>>,
+    fresh: Option<pb::Verification>,
+}
+
 /// What survives the process.
 #[derive(Clone, Default)]
 pub(super) struct Disk {
@@ -197,12 +205,12 @@ impl ModelHost {
         &self,
         nonce: u64,
         challenge: Option<&pb::Challenge>,
-    ) -> Result<(Vec<u8>, Vec<u8>, Vec<Vec<u8>>, Option<pb::Verification>), pb::EscrowError> {
+    ) -> Result<SignedAt, pb::EscrowError> {
         let session = self.session()?;
         let root = session.roots.get(&nonce).copied().ok_or_else(|| error(Code::Unavailable))?;
         let stale = Self::stale(session);
         if !stale.is_empty() {
-            return Ok((root.to_vec(), Vec::new(), stale, None));
+            return Ok(SignedAt { root: root.to_vec(), signature: Vec::new(), stale, fresh: None });
         }
         let (chain, escrow) = (&self.terms.chain_id, self.terms.escrow_id);
         let fresh = challenge.and_then(|asked| {
@@ -215,13 +223,14 @@ impl ModelHost {
             })
         });
         let signature = self.sign(digest::state(chain, escrow, nonce, &root));
-        Ok((root.to_vec(), signature, stale, fresh))
+        Ok(SignedAt { root: root.to_vec(), signature, stale, fresh })
     }
 
     fn applied(&self, challenge: Option<&pb::Challenge>) -> Result<pb::Applied, pb::EscrowError> {
         let session = self.session()?;
         let nonce = session.state.nonce();
-        let (root, state_signature, stale, verification) = self.signature_at(nonce, challenge)?;
+        let SignedAt { root, signature: state_signature, stale, fresh: verification } =
+            self.signature_at(nonce, challenge)?;
         Ok(pb::Applied {
             nonce,
             root,
@@ -358,7 +367,7 @@ impl ModelHost {
     ) -> Result<pb::GetSignaturesResponse, pb::EscrowError> {
         let have_nonce = self.session()?.state.nonce();
         let nonce = if request.nonce == 0 { have_nonce } else { request.nonce.min(have_nonce) };
-        let (root, state_signature, stale, verification) =
+        let SignedAt { root, signature: state_signature, stale, fresh: verification } =
             self.signature_at(nonce, request.challenge.as_ref())?;
         let withheld = state_signature.is_empty();
         Ok(pb::GetSignaturesResponse {

@@ -9,7 +9,7 @@ use holdfast_host::store::MemDb;
 
 use super::cast::{Cast, Member};
 use super::mask::Mask;
-use super::model::{Disk, ModelHost};
+use super::model::ModelHost;
 use super::real::RealHost;
 use super::replica::{Image, Replica};
 
@@ -153,5 +153,5 @@ impl Node {
 }
 
 fn empty(member: &Member) -> Image {
-    if member.model { Image::Model(Box::new(Disk::default())) } else { Image::Real(MemDb::new()) }
+    if member.model { Image::Model(Box::default()) } else { Image::Real(MemDb::new()) }
 }

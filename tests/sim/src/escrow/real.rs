@@ -27,6 +27,7 @@ pub(super) struct RealHost {
     db: MemDb,
     terms: Arc<FrozenConfig>,
     gateway: SecretKey,
+    gateway_address: Address,
     closed: bool,
     jobs: Vec<Job>,
     /// Running, and tokens delivered.
@@ -57,6 +58,7 @@ impl RealHost {
             db,
             terms,
             gateway: cast.gateway_key.clone(),
+            gateway_address: cast.terms.gateway,
             closed: false,
             jobs: Vec::new(),
             running: BTreeMap::new(),
@@ -75,10 +77,6 @@ impl RealHost {
             self.running.insert(id, 0);
             self.jobs.push(Job { id, body, output_limit });
         }
-    }
-
-    fn gateway_address(&self) -> Address {
-        self.gateway.address()
     }
 }
 
@@ -102,7 +100,7 @@ impl Replica for RealHost {
     }
 
     fn call(&mut self, unix_ms: u64, call: &HostCall) -> Result<Answer, pb::EscrowError> {
-        let caller = self.gateway_address();
+        let caller = self.gateway_address;
         let reply = match call {
             HostCall::Bind(request) => {
                 let status = if self.closed { EscrowStatus::Closed } else { EscrowStatus::Open };

@@ -191,6 +191,8 @@ pub(super) enum What {
     Fork { host: usize, after: u64, how: Fork, heal: Heal },
     /// A mood for a while.
     Mood { host: usize, mood: Mood, for_ms: u64 },
+    /// The gateway's process ends in order.
+    Stop { down_ms: u64 },
     /// The gateway's process is killed.
     Kill { power_cut: bool, down_ms: u64 },
     /// The `nth` commit from now goes wrong.
@@ -311,7 +313,8 @@ fn fault(rng: &mut Rng, hosts: usize, calm_ms: u64) -> What {
             heal: *rng.pick(&[Heal::Restart, Heal::Restart, Heal::Reset, Heal::Never]),
         },
         55..=72 => What::Mood { host, mood: *rng.pick(&MOODS), for_ms },
-        73..=78 => What::Kill { power_cut: rng.percent(50), down_ms },
+        73..=74 => What::Stop { down_ms },
+        75..=78 => What::Kill { power_cut: rng.percent(50), down_ms },
         79..=86 => What::CommitFault {
             nth: rng.unsigned(1, 40),
             how: *rng.pick(&[
@@ -360,6 +363,7 @@ impl fmt::Display for Item {
             What::Kill { power_cut, down_ms } => {
                 write!(f, "gateway: killed, power cut {power_cut}, back after {down_ms} ms")
             }
+            What::Stop { down_ms } => write!(f, "gateway: stopped, back after {down_ms} ms"),
             What::CommitFault { nth, how, power_cut, down_ms } => write!(
                 f,
                 "gateway: commit {nth} from now {how:?}, power cut {power_cut}, back after {down_ms} ms"

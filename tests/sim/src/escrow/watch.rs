@@ -2,7 +2,6 @@
 //! believes no core.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::sync::Arc;
 
 use holdfast_escrow::session::settle::{Mode, Settlement, verify};
@@ -11,96 +10,9 @@ use holdfast_gateway::core::{CallError, CallId, ClientEvent, FlagView, HostCall,
 use holdfast_proto::holdfast::host::v1 as pb;
 use holdfast_types::Address;
 
+pub(super) use super::law::{Breach, Check, Law, breach};
 use super::ledger::{End, Ledger};
 use super::totals::Totals;
-
-/// What a run must never show. The names stand in the text of a failure.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Law {
-    /// A start was sent to a flagged participant.
-    NoStartToFlagged,
-    /// A flag went without a fresh, verified signature over our root.
-    NoClearWithoutProof,
-    /// A start in the log for a participant under repair.
-    NoGhostWhileRepairing,
-    /// Coins or outcomes differ from the books.
-    CoinsConserved,
-    /// Two diffs at one nonce, or one that was told is gone.
-    NonceSignedOnce,
-    /// A host ran an inference twice.
-    OneExecution,
-    /// A start that nobody ended.
-    DispatchEnds,
-    /// A client was told its end twice, or never, or after it left.
-    OneEndPerRequest,
-    /// A restart lost a flag.
-    FlagsSurvive,
-    /// A flag without a signed mismatch.
-    NoFlagWithoutEvidence,
-    /// A host without a fault was charged.
-    NoChargeWithoutFault,
-    /// The settlement differs from the books.
-    SettlementExact,
-    /// An honest host signed another root than ours.
-    HonestReplicaAgrees,
-    /// A repair does not advance, or an honest host stays out.
-    EveryHealableRestored,
-    /// A host that cannot be healed is neither given up nor charged.
-    EveryUnhealableGivenUp,
-    /// The session does not end although a quorum could sign.
-    SessionSettles,
-    /// Requests wait for ever.
-    QueueDrains,
-    /// More steps than time allows: a loop.
-    NoBusyLoop,
-    /// The gateway does not open its own store.
-    GatewayOpens,
-}
-
-impl Law {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::NoStartToFlagged => "no start is sent to a flagged participant",
-            Self::NoClearWithoutProof => "no flag is cleared without a verified signature over our root",
-            Self::NoGhostWhileRepairing => "no accountable ghost while a repair is running",
-            Self::CoinsConserved => "coins are conserved at each nonce",
-            Self::NonceSignedOnce => "a nonce is never signed twice with different content",
-            Self::OneExecution => "an inference is executed once at a host",
-            Self::DispatchEnds => "every dispatched nonce ends in a terminal status",
-            Self::OneEndPerRequest => "a request of a client gets exactly one end",
-            Self::FlagsSurvive => "flags survive restarts",
-            Self::NoFlagWithoutEvidence => "no flag without a typed, signed mismatch",
-            Self::NoChargeWithoutFault => "a host without a fault is never charged",
-            Self::SettlementExact => "the settlement pays exactly",
-            Self::HonestReplicaAgrees => "an honest replica computes our root",
-            Self::EveryHealableRestored => "every healable host is restored within the bound",
-            Self::EveryUnhealableGivenUp => "every unhealable host is given up and charged again",
-            Self::SessionSettles => "the session settles when a quorum is honest",
-            Self::QueueDrains => "the queue drains",
-            Self::NoBusyLoop => "steps are bounded by time",
-            Self::GatewayOpens => "the gateway opens its own undamaged store",
-        }
-    }
-}
-
-/// A law that was broken.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Breach {
-    pub(super) law: Law,
-    pub(super) detail: String,
-}
-
-impl fmt::Display for Breach {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "\"{}\": {}", self.law.name(), self.detail)
-    }
-}
-
-pub(super) type Check = Result<(), Breach>;
-
-pub(super) fn breach<T>(law: Law, detail: impl Into<String>) -> Result<T, Breach> {
-    Err(Breach { law, detail: detail.into() })
-}
 
 /// A diff that was seen.
 #[derive(Debug, Clone, Copy)]
@@ -147,6 +59,7 @@ pub(super) struct Watch {
     proofs: Vec<Proof>,
     /// Who has shown a signed mismatch.
     pub(super) guilty: BTreeSet<Address>,
+    #[cfg(test)]
     sent: BTreeMap<u64, Address>,
     clients: BTreeMap<u64, Client>,
     runs: BTreeMap<(usize, u64, u64), u32>,
@@ -184,6 +97,7 @@ impl Watch {
             asked: BTreeMap::new(),
             proofs: Vec::new(),
             guilty: BTreeSet::new(),
+            #[cfg(test)]
             sent: BTreeMap::new(),
             clients: BTreeMap::new(),
             runs: BTreeMap::new(),
@@ -290,6 +204,7 @@ impl Watch {
                         format!("start {} goes to another than its executor", request.target_nonce),
                     );
                 }
+                #[cfg(test)]
                 self.sent.insert(request.target_nonce, participant);
                 (&request.diffs, None)
             }
@@ -406,8 +321,10 @@ impl Watch {
         }
         let (Some(root), Some(ours)) = (hash(&error.root), self.log.get(&error.nonce)) else { return };
         let (chain, escrow) = (&self.terms.chain_id, self.terms.escrow_id);
-        let digest = digest::refusal(chain, escrow, error.nonce, &ours.digest, &root);
-        if root != ours.root && self.speaks_for(&participant, &digest, &error.signature) {
+        let refused = digest::refusal(chain, escrow, error.nonce, &ours.digest, &root);
+        let stated = self.state_digest(error.nonce, &root);
+        let signed = |digest| self.speaks_for(&participant, digest, &error.signature);
+        if root != ours.root && (signed(&refused) || signed(&stated)) {
             self.guilty.insert(participant);
         }
     }
@@ -450,11 +367,11 @@ impl Watch {
         for (participant, flag) in &after {
             let before = self.flags.get(participant);
             if before.is_none() {
-                self.totals.flags += 1;
                 if !self.damaged && !self.guilty.contains(participant) {
                     let text = format!("{participant:?} is flagged at nonce {}", flag.diverged_nonce);
                     return breach(Law::NoFlagWithoutEvidence, text);
                 }
+                self.totals.flags += 1;
             }
             let was = before.is_some_and(|flag| flag.phase == RepairView::GaveUp);
             if flag.phase == RepairView::GaveUp && !was {
@@ -586,6 +503,20 @@ impl Watch {
         Ok(())
     }
 
+    /// A summary for a dispute leaves the gateway.
+    pub(super) fn dispute(&self, settlement: &Settlement) -> Check {
+        match verify(&self.terms, settlement, Mode::Dispute) {
+            Ok(payout) => {
+                let sum = payout.earned.values().sum::<u128>() + payout.fees + payout.refund;
+                if sum == self.terms.amount {
+                    return Ok(());
+                }
+                breach(Law::SettlementExact, format!("a dispute pays {sum}"))
+            }
+            Err(error) => breach(Law::SettlementExact, format!("a dispute: {error}")),
+        }
+    }
+
     /// Owners who never had a fault were never charged: nothing missed, nothing failed but what the request asked for.
     pub(super) fn charges(&self, blameless: &BTreeSet<Address>, asked_to_fail: &BTreeSet<Hash>) -> Check {
         for (id, entry) in &self.ledger.entries {
@@ -617,12 +548,8 @@ impl Watch {
         self.since_give_up.get(participant).copied().unwrap_or_default()
     }
 
-    /// Requests of clients that wait.
-    pub(super) fn waiting(&self) -> usize {
-        self.clients.values().filter(|client| matches!(client, Client::Waits { .. })).count()
-    }
-
     /// Starts that were really sent.
+    #[cfg(test)]
     pub(super) fn sent(&self) -> &BTreeMap<u64, Address> {
         &self.sent
     }

@@ -1,5 +1,8 @@
 //! A host for tests: a replica behind a real gRPC server, and what it does wrong on request.
 
+// A status is what a call of tonic gives.
+#![allow(clippy::result_large_err)]
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

@@ -17,7 +17,7 @@ use holdfast_proto::{Any, Message};
 use holdfast_types::{Address, Coin, Hrp};
 use tonic::Code;
 
-use super::genesis::{AMOUNT, MODEL};
+use super::genesis::AMOUNT;
 use crate::devnet::genesis::DENOM;
 
 const GAS_LIMIT: u64 = 5_000_000;
@@ -46,13 +46,13 @@ impl ChainClient {
     }
 
     /// Pays an escrow in whose group has one slot for each host; gives its id.
-    pub(super) async fn create_escrow(&self, gateway_url: &str, slots: u32) -> Result<u64> {
+    pub(super) async fn create_escrow(&self, model: &str, gateway_url: &str, slots: u32) -> Result<u64> {
         let creator = self.key.address().to_bech32(&Hrp::default());
         let message = pb::MsgCreateEscrow {
             creator: creator.clone(),
             gateway: creator.clone(),
             gateway_url: gateway_url.into(),
-            model: MODEL.into(),
+            model: model.into(),
             amount: Some(PbCoin { denom: DENOM.into(), amount: AMOUNT.to_string() }),
             slots,
         };

@@ -9,10 +9,8 @@ use holdfast_types::{Hrp, ValidationParams};
 use crate::devnet::config::Preset;
 use crate::devnet::genesis::{DENOM, Start, Worker, preset_params, state};
 
-/// The model that every host serves.
-pub const MODEL: &str = "ref-llama";
-/// Tokens that it takes, prompt and answer together.
-pub const CONTEXT: usize = holdfast_runner::backends::reference::POSITIONS;
+/// Name of the small deterministic model.
+pub const REFERENCE: &str = "ref-llama";
 /// Blocks in an epoch: an escrow never outlives the one after its own, and no run should end that way.
 pub const EPOCH_LENGTH: i64 = 100_000;
 /// Coins that the escrow takes.
@@ -29,6 +27,8 @@ pub struct Chain<'a> {
     pub chain_id: &'a str,
     /// RFC 3339.
     pub genesis_time: String,
+    /// The model that every host serves.
+    pub model: &'a str,
     /// Pays the escrow in and signs its diffs. Account 0.
     pub gateway: &'a SecretKey,
     /// Key of each host and where it is reached. Accounts 1 and up.
@@ -51,13 +51,13 @@ impl Chain<'_> {
         let worker = |(key, _): &(&SecretKey, String)| Worker {
             address: key.address(),
             validator_key: key.public_key().to_bytes().to_vec(),
-            models: vec![MODEL.into()],
+            models: vec![self.model.into()],
             weight: WEIGHT,
         };
         let start = Start {
             accounts: accounts.zip(0..).collect(),
             workers: self.hosts.iter().map(worker).collect(),
-            models: vec![MODEL.into()],
+            models: vec![self.model.into()],
             epoch_length: EPOCH_LENGTH,
             validation: ValidationParams {
                 downtime_sprt_enabled: false,
@@ -102,6 +102,7 @@ mod tests {
         let chain = Chain {
             chain_id: "test-1",
             genesis_time: "2026-01-31T12:00:00Z".into(),
+            model: REFERENCE,
             gateway: &gateway,
             hosts: vec![(&first, "http://127.0.0.1:1".into()), (&second, "http://127.0.0.1:2".into())],
             max_nonce: 30_000,

@@ -14,7 +14,6 @@ use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-use super::genesis::MODEL;
 use crate::devnet::workload::SplitMix64;
 
 /// Stream of the seed; others belong to the other loads.
@@ -40,6 +39,8 @@ const WORDS: [&str; 12] = [
 pub(super) struct Load {
     /// Where it listens, `127.0.0.1:PORT`.
     pub(super) addr: String,
+    /// The model.
+    pub(super) model: String,
     /// Requests in all.
     pub(super) requests: u64,
     /// Requests at a time.
@@ -152,7 +153,7 @@ fn body(load: &Load, index: u64) -> (Value, bool) {
     let text = format!("{} {} {}", word(), word(), word());
     let (max_tokens, stream) = (4 + rng.below(13), index.is_multiple_of(2));
     let body = json!({
-        "model": MODEL,
+        "model": load.model,
         "messages": [{ "role": "user", "content": text }],
         "max_tokens": max_tokens,
         "stream": stream,
@@ -321,10 +322,18 @@ mod tests {
 
     #[test]
     fn requests_follow_from_the_seed_and_half_are_streamed() {
-        let load = Load { addr: String::new(), requests: 0, clients: 0, rate: 0, cancel_every: 0, seed: 7 };
+        let load = Load {
+            addr: String::new(),
+            model: String::new(),
+            requests: 0,
+            clients: 0,
+            rate: 0,
+            cancel_every: 0,
+            seed: 7,
+        };
         let bodies: Vec<_> = (0..20).map(|index| body(&load, index)).collect();
         assert_eq!(bodies, (0..20).map(|index| body(&load, index)).collect::<Vec<_>>());
         assert_eq!(bodies.iter().filter(|(_, stream)| *stream).count(), 10);
-        assert_ne!(bodies[0].0, body(&Load { seed: 8, ..load }, 0).0);
+        assert_ne!(bodies[0].0, body(&Load { seed: 8, ..load.clone() }, 0).0);
     }
 }

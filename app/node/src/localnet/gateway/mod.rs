@@ -75,6 +75,14 @@ pub struct GatewayNet {
     pub hosts: Vec<HostPlan>,
     /// Worker processes of each host; 0: it computes itself.
     pub workers: u32,
+    /// The model on the chain.
+    pub model: String,
+    /// Flags of `holdfastd host` that say what computes.
+    pub backend: Vec<String>,
+    /// Tokens that the model takes, prompt and answer together.
+    pub context: u32,
+    /// Most bytes of text that one of its tokens stands for; 0: not known.
+    pub token_bytes: u32,
     /// What goes wrong.
     pub faults: Vec<Fault>,
     /// Whether gateway and hosts agree to drop a replica that has another state.

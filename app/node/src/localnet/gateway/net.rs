@@ -14,7 +14,6 @@ use tokio::task::{JoinHandle, JoinSet};
 use super::board::{Board, HostRow};
 use super::chain::ChainClient;
 use super::faults::FaultKind;
-use super::genesis::{CONTEXT, MODEL};
 use super::load::{self, Counts, Load, Requests};
 use super::process::Process;
 use super::report::{self, Balances, Outcome, Report};
@@ -116,7 +115,8 @@ impl<'a> Net<'a> {
         let Some(host) = self.plan.hosts.get(index) else { return Vec::new() };
         let (home, listen) = (host.home.display().to_string(), host.listen.to_string());
         let mut args = words(&["host", "--home", &home, "--from", &host.name, "--grpc-addr", chain_grpc]);
-        args.extend(words(&["--listen", &listen, "--models", MODEL, "--output", "json"]));
+        args.extend(words(&["--listen", &listen, "--models", &self.plan.model, "--output", "json"]));
+        args.extend(self.plan.backend.iter().cloned());
         if self.plan.workers > 0 {
             args.extend(words(&["--workers", &self.plan.workers.to_string()]));
         }
@@ -142,13 +142,13 @@ impl<'a> Net<'a> {
             "--grpc",
             &grpc,
             "--models",
-            MODEL,
+            &self.plan.model,
             "--escrow",
             &escrow_id.to_string(),
         ]));
         args.extend(words(&["--operator-token-file", &token, "--deadline", "120", "--output", "json"]));
-        // As the reference model is.
-        args.extend(words(&["--context-length", &CONTEXT.to_string(), "--token-bytes-max", "1"]));
+        let (context, bytes) = (self.plan.context.to_string(), self.plan.token_bytes.to_string());
+        args.extend(words(&["--context-length", &context, "--token-bytes-max", &bytes]));
         if self.plan.allow_reset {
             args.push("--allow-reset".into());
         }
@@ -191,6 +191,7 @@ impl<'a> Net<'a> {
         let wanted = self.plan.requests;
         let load = Load {
             addr: up.http.clone(),
+            model: self.plan.model.clone(),
             requests: wanted,
             clients: self.plan.clients,
             rate: self.plan.rate,
@@ -238,7 +239,8 @@ impl<'a> Net<'a> {
             }
         };
         let slots = u32::try_from(plan.hosts.len()).unwrap_or(u32::MAX);
-        let escrow_id = chain.create_escrow(&format!("http://{}", plan.gateway_grpc), slots).await?;
+        let escrow_id =
+            chain.create_escrow(&plan.model, &format!("http://{}", plan.gateway_grpc), slots).await?;
         for index in 0..self.hosts.len() {
             let args = self.host_args(index, &chain_grpc, true);
             if let Some(host) = self.hosts.get_mut(index) {
@@ -266,8 +268,9 @@ impl<'a> Net<'a> {
         }
         say::line(format_args!("chain {} at {}, escrow {escrow_id}", plan.chain_id, up.chain_grpc))?;
         say::line(format_args!(
-            "gateway at http://{}/v1, model {MODEL}; logs in {}",
+            "gateway at http://{}/v1, model {}; logs in {}",
             up.http,
+            plan.model,
             plan.home.display()
         ))?;
         Ok(up)
@@ -305,7 +308,7 @@ impl<'a> Net<'a> {
             .collect();
         let manifest = json!({
             "chain_id": self.plan.chain_id,
-            "model": MODEL,
+            "model": self.plan.model,
             "escrow_id": up.escrow_id,
             "chain": { "grpc": up.chain_grpc, "pid": self.chain.pid() },
             "gateway": {

@@ -373,6 +373,12 @@ impl SessionCore {
         session.was_open |= attempt.opened > 0;
         session.state = State::Retreating(attempt.route.clone());
         self.load_changed = true;
+        // What is only kept may be what fills the shard, for a reason that its capacity does not tell: as many sessions as it
+        // takes are open. A part of it goes, so that not each session has to find it full.
+        for _ in 0..self.held.len().div_ceil(4) {
+            let Some(held) = self.held.front().copied() else { break };
+            self.reap(held, Cause::Node, t);
+        }
         self.hold_admission(t.now.ms);
         let Some(holding) = self.holdings.get_mut(&key) else { return };
         let effects = holding.group.cancel(t.now.ms, Cause::Node, 0);
