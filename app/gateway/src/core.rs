@@ -77,6 +77,7 @@ enum Purpose {
     Probe { nonce: u64 },
     Census { about: Address, nonce: u64 },
     Above,
+    Below,
 }
 
 /// One escrow session of a gateway: its only sequencer.
@@ -234,6 +235,7 @@ impl GatewayCore {
             Purpose::Census { about, nonce } => self.census_reply(p, &about, nonce, call_id, result),
             Purpose::Refused { nonce } => self.refused_further(p, nonce, call_id, only!(GetSignatures)),
             Purpose::Above => self.above_reply(p, only!(GetDiffs)),
+            Purpose::Below => self.below_reply(p, only!(GetDiffs)),
         }
     }
 

@@ -244,6 +244,10 @@ impl GatewayCore {
                 None => failed(Failure::Unavailable),
             },
             Code::DiffFork => {
+                if let Some(evidence) = self.own_fork_shown(&error) {
+                    self.take_all_back(participant);
+                    return Some((RepairEvent::OwnFork { nonce: evidence.nonce }, Some(evidence)));
+                }
                 if self.fork_shown(participant, &error) {
                     return failed(Failure::Malformed);
                 }

@@ -1,13 +1,14 @@
 //! What ends early: clients that leave, deadlines, silent streams. Our own doing blames nobody.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
-use holdfast_escrow::session::{InferenceStatus, Tx};
+use holdfast_escrow::session::{InferenceStatus, Tx, TxKey};
 use holdfast_proto::holdfast::host::v1 as pb;
 use holdfast_types::Address;
 
 use super::api::{CallError, ClientEvent, Effect, HostCall, Lane, RequestError, RequestId};
-use super::queue::{Asking, Refused};
+use super::members::Then;
+use super::queue::Asking;
 use super::store::DUES;
 use super::{GatewayCore, Purpose};
 
@@ -28,12 +29,7 @@ pub(super) struct Withdrawn {
 impl GatewayCore {
     /// The client is gone, or has all that it wants (`enough`).
     pub(super) fn client_left(&mut self, id: RequestId, enough: bool) {
-        let (gone, rest): (VecDeque<Asking>, _) =
-            std::mem::take(&mut self.queue).into_iter().partition(|a| a.request.request_id == id);
-        self.queue = rest;
-        for asking in gone {
-            self.withdraw(asking.refused);
-        }
+        self.queue.retain(|asking| asking.request.request_id != id);
         if let Some(staged) = self.staged.as_mut()
             && let Some((_, Some(asking))) = staged.start.as_mut()
             && asking.request.request_id == id
@@ -175,35 +171,85 @@ impl GatewayCore {
         }
     }
 
-    /// Every host that got a request refused its body: it is our fault, not theirs, so the Starts are taken back. Each host
-    /// then signs that it ends without tokens, and nobody has to vote on it. No other dispatch is cancelled unasked.
-    pub(super) fn withdraw(&mut self, refused: Refused) {
-        for (nonce, participant) in refused.into_iter().flatten() {
-            let Some(due) = self.dues.get_mut(&nonce) else { continue };
-            due.row.cancelled = true;
-            self.urgent = true;
-            let row = due.row.clone();
-            self.ledger.set(&DUES, &(self.terms.escrow_id, nonce), &row);
-            self.log("escrow_start_withdrawn", false, Some(participant), vec![("nonce", nonce.to_string())]);
-            self.withdrawn.insert(nonce, Withdrawn { participant, tries: 0, at_ms: None });
-            self.pursue_withdrawn(nonce);
+    /// Takes a Start back that its host is not known to have taken: the client is served elsewhere or gone, and nobody waits
+    /// for it any more. A host that can be reached signs that it ends without tokens; of one that cannot, the votes decide.
+    pub(super) fn take_back(&mut self, nonce: u64) {
+        let Some(participant) = self.terms.executor_of(nonce) else { return };
+        let Some(due) = self.dues.get_mut(&nonce) else { return };
+        due.row.cancelled = true;
+        self.urgent = true;
+        let row = due.row.clone();
+        self.ledger.set(&DUES, &(self.terms.escrow_id, nonce), &row);
+        self.log("escrow_start_withdrawn", false, Some(participant), vec![("nonce", nonce.to_string())]);
+        self.withdrawn.insert(nonce, Withdrawn { participant, tries: 0, at_ms: None });
+        self.pursue_withdrawn(nonce);
+    }
+
+    /// Takes back every open record of a participant that no stream speaks of: what became of it is our fault. No votes on
+    /// it are asked for or used.
+    pub(super) fn take_all_back(&mut self, participant: &Address) {
+        let ids: Vec<u64> = self
+            .dues
+            .keys()
+            .filter(|id| self.terms.executor_of(**id) == Some(*participant))
+            .copied()
+            .collect();
+        for id in ids {
+            self.ripe.remove(&id);
+            let Some(due) = self.dues.get_mut(&id) else { continue };
+            due.round = None;
+            if !due.row.cancelled && !self.flights.contains_key(&id) {
+                self.take_back(id);
+            }
         }
     }
 
-    /// After a restart: what was cancelled, and of which no word stands in the log.
-    pub(super) fn resume_withdrawn(&mut self) {
+    /// What was cancelled, of everybody (after a restart) or of `only`, and of which no word stands in the log.
+    pub(super) fn resume_withdrawn(&mut self, only: Option<&Address>) {
         let at_ms = Some(self.now.mono_ms);
         let pending =
             |id: u64| self.state.record(id).is_some_and(|record| record.status == InferenceStatus::Pending);
-        self.withdrawn = self
+        let again: Vec<(u64, Withdrawn)> = self
             .dues
             .iter()
             .filter(|(id, due)| due.row.cancelled && pending(**id))
             .filter_map(|(id, _)| {
                 let participant = self.terms.executor_of(*id)?;
-                Some((*id, Withdrawn { participant, tries: 0, at_ms }))
+                let wanted = only.is_none_or(|only| *only == participant);
+                wanted.then_some((*id, Withdrawn { participant, tries: 0, at_ms }))
             })
-            .collect::<BTreeMap<_, _>>();
+            .collect();
+        self.withdrawn.extend(again);
+    }
+
+    /// Before votes on what was taken back: its host is asked once more, or a voter's challenge would make it run what nobody
+    /// waits for. Whether the round has to wait for that.
+    pub(super) fn remind(&mut self, id: u64) -> bool {
+        let until_ms = self.now.mono_ms.saturating_add(self.cfg.ask_ms);
+        let Some(participant) = self.terms.executor_of(id) else { return false };
+        let Some(due) = self.dues.get_mut(&id).filter(|due| due.row.cancelled) else { return false };
+        due.reminded = !due.reminded;
+        if !due.reminded {
+            return false;
+        }
+        due.not_before_ms = until_ms;
+        self.withdrawn.insert(id, Withdrawn { participant, tries: CANCEL_TRIES - 1, at_ms: None });
+        self.pursue_withdrawn(id);
+        true
+    }
+
+    /// The word of an executor came by a voter: what it took although it was taken back must not run on.
+    pub(super) fn stop_challenged(&mut self, id: u64) {
+        let cancelled = self.dues.get(&id).is_some_and(|due| due.row.cancelled);
+        if cancelled && self.has_receipt(id) && !self.end_spoken(id) && !self.flights.contains_key(&id) {
+            let Some(participant) = self.terms.executor_of(id) else { return };
+            self.withdrawn.insert(id, Withdrawn { participant, tries: 0, at_ms: None });
+            self.pursue_withdrawn(id);
+        }
+    }
+
+    fn end_spoken(&self, id: u64) -> bool {
+        self.pending.has(&TxKey::Finish(id)) || self.pending.has(&TxKey::Error(id))
     }
 
     fn pursue_withdrawn(&mut self, nonce: u64) {
@@ -217,12 +263,22 @@ impl GatewayCore {
         start.tries += 1;
         start.at_ms = None;
         let participant = start.participant;
+        if self.flagged(&participant) {
+            // Only its repair teaches it.
+            self.send_take_back(&participant, nonce);
+        } else {
+            self.bring(&participant, Then::TakeBack(nonce));
+        }
+    }
+
+    /// The host holds the Start, or what it holds is not ours to change.
+    pub(super) fn send_take_back(&mut self, participant: &Address, nonce: u64) {
         let call = HostCall::Cancel(pb::CancelInferenceRequest {
             escrow_id: self.terms.escrow_id,
             inference_id: nonce,
-            cause: "body_refused".to_owned(),
+            cause: "taken_back".to_owned(),
         });
-        self.call(&participant, call, self.cfg.ask_ms, Lane::Free, Purpose::Cancel { nonce });
+        self.call(participant, call, self.cfg.ask_ms, Lane::Free, Purpose::Cancel { nonce });
     }
 
     /// The answer to a cancellation.
@@ -263,7 +319,10 @@ impl GatewayCore {
                 }
             }
         }
-        if self.pending.speaks_of(nonce) {
+        if let Some(due) = self.dues.get_mut(&nonce).filter(|due| due.reminded) {
+            due.not_before_ms = self.now.mono_ms;
+        }
+        if self.end_spoken(nonce) {
             self.withdrawn.remove(&nonce);
         } else if let Some(start) = self.withdrawn.get_mut(&nonce) {
             start.at_ms = Some(retry_at);

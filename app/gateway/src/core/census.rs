@@ -142,6 +142,10 @@ impl GatewayCore {
         call_id: CallId,
         result: Result<HostReply, CallError>,
     ) {
+        let own = match &result {
+            Err(CallError::Host(error)) => self.own_fork_shown(error),
+            _ => None,
+        };
         let (agree, mismatch) = self.census_word(participant, nonce, result);
         if let Some(member) = self.member(participant)
             && member.gate == Some(call_id)
@@ -156,6 +160,13 @@ impl GatewayCore {
         if agree {
             census.agree.insert(*participant);
         }
+        if let Some(evidence) = own {
+            if evidence.nonce <= nonce {
+                census.disagree.insert(*participant);
+            }
+            self.own_fork(participant, evidence);
+        }
+        let Some(census) = self.censuses.get_mut(about) else { return };
         if let Some(mismatch) = mismatch {
             census.disagree.insert(*participant);
             census.held.push((*participant, mismatch));
@@ -354,9 +365,8 @@ impl GatewayCore {
                 break;
             }
             if diff.nonce <= self.state.nonce() {
-                let chain = &self.terms.chain_id;
-                if self.diff_at(diff.nonce).is_some_and(|ours| ours.digest(chain) != diff.digest(chain)) {
-                    self.raise_suspicion("two diffs at one nonce");
+                if let Some(evidence) = self.own_fork_by(&diff) {
+                    self.own_fork(participant, evidence);
                     break;
                 }
                 continue;
@@ -365,7 +375,7 @@ impl GatewayCore {
                 Ok(()) => taken += 1,
                 Err(error) => {
                     self.log("escrow_tail_refused", true, Some(*participant), vec![("error", error)]);
-                    self.raise_suspicion("a diff of ours does not follow from our state");
+                    self.ask_below(participant);
                     break;
                 }
             }
@@ -381,12 +391,35 @@ impl GatewayCore {
         }
     }
 
-    /// A DiffFork error; whether it shows two of our own signatures at one nonce.
+    /// A diff of ours does not follow from our state: where do the two logs part?
+    fn ask_below(&mut self, participant: &Address) {
+        let from = self.members.get(participant).map_or(0, |member| member.cursor).saturating_add(1);
+        let request = pb::GetDiffsRequest { escrow_id: self.terms.escrow_id, from, max: 200 };
+        self.call(participant, HostCall::GetDiffs(request), self.cfg.ask_ms, Lane::Free, Purpose::Below);
+    }
+
+    /// The answer to [`GatewayCore::ask_below`]. Without two diffs at one nonce it is our state that is in doubt.
+    pub(super) fn below_reply(
+        &mut self,
+        participant: &Address,
+        result: Result<pb::GetDiffsResponse, CallError>,
+    ) {
+        let diffs = result.map(|reply| reply.diffs).unwrap_or_default();
+        let fork = diffs
+            .iter()
+            .take(200)
+            .map_while(|bytes| Diff::from_bytes(bytes).ok())
+            .find_map(|diff| self.own_fork_by(&diff));
+        match fork {
+            Some(evidence) => self.own_fork(participant, evidence),
+            None => self.raise_suspicion("a diff of ours does not follow from our state"),
+        }
+    }
+
+    /// A DiffFork error; whether it shows another diff that we signed.
     pub(super) fn fork_shown(&mut self, participant: &Address, error: &pb::EscrowError) -> bool {
-        if let Some(nonce) = self.shows_own_fork(error) {
-            let fields = vec![("nonce", nonce.to_string())];
-            self.log("escrow_own_fork", true, Some(*participant), fields);
-            self.raise_suspicion("two diffs at one nonce");
+        if let Some(evidence) = self.own_fork_shown(error) {
+            self.own_fork(participant, evidence);
             return true;
         }
         if let Ok(diff) = Diff::from_bytes(&error.diff)

@@ -1,6 +1,6 @@
 //! Starts that are sent: the Infer, its stream, and what happens when it fails.
 
-use holdfast_escrow::session::{KIND_CANCELLED, Tx};
+use holdfast_escrow::session::{InferenceStatus, KIND_CANCELLED, Tx, TxKey};
 use holdfast_proto::holdfast::host::v1 as pb;
 use holdfast_types::Address;
 use sha2::{Digest, Sha256};
@@ -163,7 +163,7 @@ impl GatewayCore {
             Ok(Tx::FinishInference { id, response_hash, .. }) if id == nonce => Some(response_hash),
             _ => None,
         };
-        if !taken || said != Some(text) {
+        if !(taken || self.finish_known(nonce, &finished.tx)) || said != Some(text) {
             let fields = vec![("nonce", nonce.to_string()), ("taken", taken.to_string())];
             self.log("escrow_finish_doubtful", true, Some(flight.participant), fields);
         }
@@ -181,6 +181,17 @@ impl GatewayCore {
             };
             self.tell(asking.request.request_id, event);
         }
+    }
+
+    /// Whether this finish came before, by a list of what is pending, and waits or stands in the log.
+    fn finish_known(&self, nonce: u64, bytes: &[u8]) -> bool {
+        let waits = self.pending.get(&TxKey::Finish(nonce)).is_some_and(|tx| tx.to_bytes() == bytes);
+        let stands = || match self.state.record(nonce) {
+            Some(record) => record.status == InferenceStatus::Finished,
+            // Folded: it has an end.
+            None => nonce <= self.state.nonce(),
+        };
+        waits || stands()
     }
 
     pub(super) fn host_failed(&mut self, nonce: u64, failed: pb::InferFailed) {
@@ -275,7 +286,12 @@ impl GatewayCore {
         if let Some(refused) = refused.as_mut() {
             refused.insert(nonce, flight.participant);
         }
-        let Some(mut asking) = flight.asking else { return self.withdraw(refused) };
+        // Of what tripped a flag the votes decide: a host that differs must not sign itself free.
+        let free = !self.flagged(&flight.participant) || self.own_forked(&flight.participant);
+        if free && !flight.receipt && !flight.first_token && !self.pending.speaks_of(nonce) {
+            self.take_back(nonce);
+        }
+        let Some(mut asking) = flight.asking else { return };
         asking.refused = refused;
         let id = asking.request.request_id;
         if flight.enough {

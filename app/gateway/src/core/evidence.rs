@@ -1,5 +1,6 @@
 //! Signed words of hosts. Only these raise a flag or a doubt; texts and unsigned claims raise nothing (escrow 3).
 
+use holdfast_escrow::divergence::{Evidence, EvidenceKind};
 use holdfast_escrow::session::{Diff, Hash, Signature, digest, recover};
 use holdfast_proto::holdfast::host::v1 as pb;
 use holdfast_types::Address;
@@ -62,11 +63,26 @@ impl GatewayCore {
                 .is_ok_and(|signer| signer == self.terms.gateway)
     }
 
-    /// Whether a DiffFork error shows two signatures of ours over different diffs at one nonce.
-    pub(super) fn shows_own_fork(&self, error: &pb::EscrowError) -> Option<u64> {
-        let theirs = Diff::from_bytes(&error.diff).ok().filter(|diff| self.is_ours(diff))?;
+    /// The evidence, if `theirs` is signed by us and differs from our diff at its nonce.
+    pub(super) fn own_fork_by(&self, theirs: &Diff) -> Option<Evidence> {
         let ours = self.diff_at(theirs.nonce)?;
         let chain = &self.terms.chain_id;
-        (ours.digest(chain) != theirs.digest(chain)).then_some(theirs.nonce)
+        let digest = theirs.digest(chain);
+        (ours.digest(chain) != digest && self.is_ours(theirs)).then(|| Evidence {
+            kind: EvidenceKind::OwnFork,
+            nonce: theirs.nonce,
+            our_root: ours.post_state_root,
+            their_root: theirs.post_state_root,
+            digest,
+            signature: theirs.signature,
+            generation: 0,
+            at_ms: 0,
+        })
+    }
+
+    /// The evidence, if a DiffFork error shows two signatures of ours over different diffs at one nonce.
+    pub(super) fn own_fork_shown(&self, error: &pb::EscrowError) -> Option<Evidence> {
+        let fork = error.code() == pb::escrow_error::Code::DiffFork;
+        Diff::from_bytes(&error.diff).ok().filter(|_| fork).and_then(|diff| self.own_fork_by(&diff))
     }
 }

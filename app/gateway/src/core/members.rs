@@ -38,6 +38,8 @@ pub(super) enum Then {
     Vote(u64),
     /// Ask for its signature at this nonce.
     Sign(u64),
+    /// Take the Start of this nonce back.
+    TakeBack(u64),
 }
 
 /// One participant.
@@ -236,12 +238,15 @@ impl GatewayCore {
     /// Does `then` with the tail that `participant` lacks; teaches it first when that is more than one chunk.
     pub(super) fn bring(&mut self, participant: &Address, then: Then) {
         let target = match then {
-            Then::Infer(nonce) | Then::Sign(nonce) => nonce,
+            Then::Infer(nonce) | Then::Sign(nonce) | Then::TakeBack(nonce) => nonce,
             Then::Vote(_) => self.teach_tip(),
         };
         match self.chunk(participant, target) {
-            Some((diffs, true)) => self.deliver(participant, then, diffs),
-            Some((_, false)) => {
+            // A cancellation carries no diffs.
+            Some((diffs, true)) if diffs.is_empty() || !matches!(then, Then::TakeBack(_)) => {
+                self.deliver(participant, then, diffs);
+            }
+            Some(_) => {
                 if let Some(member) = self.member(participant)
                     && member.waiting.len() < MAX_WAITING
                 {
@@ -397,6 +402,7 @@ impl GatewayCore {
             Then::Infer(nonce) => self.send_infer(participant, nonce, diffs),
             Then::Vote(id) => self.send_vote(participant, id, diffs),
             Then::Sign(nonce) => self.send_sign(participant, nonce, diffs),
+            Then::TakeBack(nonce) => self.send_take_back(participant, nonce),
         }
     }
 
@@ -405,6 +411,7 @@ impl GatewayCore {
             Then::Infer(nonce) => self.flight_failed(nonce, error.clone()),
             Then::Vote(id) => self.vote_done(participant, id, Err(error.clone())),
             Then::Sign(_) => {}
+            Then::TakeBack(nonce) => self.cancelled(participant, nonce, Err(CallError::Aborted)),
         }
     }
 

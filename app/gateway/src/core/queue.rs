@@ -111,7 +111,6 @@ impl GatewayCore {
 
     /// A request that no host has now fails.
     pub(super) fn end_asking(&mut self, asking: Asking, error: RequestError) {
-        self.withdraw(asking.refused);
         self.tell(asking.request.request_id, ClientEvent::Failed(error));
     }
 
@@ -341,19 +340,17 @@ impl GatewayCore {
         asking.dispatches += 1;
         let body = asking.request.body.clone();
         let (input_limit, output_limit) = (asking.request.input_limit, asking.request.output_limit);
-        let (kind, id, refused) = (StartKind::Sent, asking.request.request_id, asking.refused.clone());
+        let (kind, id) = (StartKind::Sent, asking.request.request_id);
         let step = Step::Start { input_limit, output_limit, body, kind, asking: Some(asking) };
         match self.advance(step) {
             Ok(_) => true,
             Err(StepError::Refused(error)) => {
                 self.log("escrow_start_refused", true, None, vec![("error", error.to_string())]);
-                self.withdraw(refused);
                 self.tell(id, ClientEvent::Failed(RequestError::EscrowExhausted));
                 true
             }
             Err(StepError::Storage(given_back)) => {
                 if given_back.is_some() {
-                    self.withdraw(refused);
                     self.tell(id, ClientEvent::Failed(RequestError::Storage));
                 }
                 false

@@ -230,7 +230,7 @@ impl GatewayCore {
                 core.suspicion = Suspicion::replaying(State::genesis(core.terms.clone()));
             }
             core.resume_repairs();
-            core.resume_withdrawn();
+            core.resume_withdrawn(None);
             let all: Vec<_> = core.members.keys().copied().collect();
             for participant in all {
                 core.bind(&participant);

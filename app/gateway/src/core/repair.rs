@@ -87,6 +87,21 @@ impl GatewayCore {
         );
     }
 
+    /// Whether it holds another diff that we signed.
+    pub(super) fn own_forked(&self, participant: &Address) -> bool {
+        self.flags.get(participant).is_some_and(DivergenceFlag::own_fork)
+    }
+
+    /// A host holds another diff that we signed: after a restored backup, or beside a second gateway. It keeps what it was
+    /// given, so nothing of it may be charged: it gets no traffic, and its open records are taken back.
+    pub(super) fn own_fork(&mut self, participant: &Address, evidence: Evidence) {
+        let nonce = evidence.nonce;
+        self.log("escrow_own_fork", true, Some(*participant), vec![("nonce", nonce.to_string())]);
+        let brought = Brought { evidence: Some(evidence) };
+        self.repair_event(participant, RepairEvent::OwnFork { nonce }, brought);
+        self.take_all_back(participant);
+    }
+
     /// A dispatch from before the flag ended without success. Its due row stands; nothing else follows.
     pub(super) fn late_end(&mut self, participant: &Address, nonce: u64) {
         if self.flagged(participant) {
@@ -220,6 +235,8 @@ impl GatewayCore {
                     if let Some(member) = self.member(participant) {
                         member.bound = Bound::Agreed;
                     }
+                    // What it could not know before.
+                    self.resume_withdrawn(Some(participant));
                 }
                 RepairEffect::MoveCursor(nonce) => self.set_cursor(participant, nonce),
                 RepairEffect::QueueTxs => {

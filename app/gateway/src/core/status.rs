@@ -1,7 +1,7 @@
 //! What others may see of a session: the gateway's service, tests, the simulator.
 
 use holdfast_escrow::divergence::{DivergenceFlag, DivergenceKeeper, Subject};
-use holdfast_escrow::repair::RepairPhase;
+use holdfast_escrow::repair::{Forgiven, RepairPhase};
 use holdfast_escrow::session::{FrozenConfig, Hash, Phase, Signature, State, Tx};
 use holdfast_proto::holdfast::gateway::v1 as gw;
 use holdfast_types::{Address, Hrp};
@@ -48,7 +48,9 @@ pub struct FlagView {
     pub elapsed_ms: u64,
     /// How the last attempt ended.
     pub last_verdict: String,
-    /// Forgiven by an operator.
+    /// Why it is flagged.
+    pub reason: &'static str,
+    /// Nothing is charged for it.
     pub released: bool,
     /// First nonce with another root; 0 = unknown.
     pub first_bad_nonce: u64,
@@ -69,7 +71,7 @@ impl FlagView {
         gw::DivergenceFlag {
             escrow_id: self.escrow_id,
             participant: self.participant.to_bech32(hrp),
-            reason: holdfast_escrow::divergence::REASON.to_owned(),
+            reason: self.reason.to_owned(),
             diverged_nonce: self.diverged_nonce,
             our_root: self.our_root.to_vec(),
             their_root: self.their_root.to_vec(),
@@ -332,7 +334,8 @@ impl GatewayCore {
             target: flag.repair.target,
             elapsed_ms: flag.repair.elapsed_ms,
             last_verdict: flag.repair.last_verdict.as_str().to_owned(),
-            released: flag.repair.released,
+            reason: flag.reason(),
+            released: flag.repair.released != Forgiven::No,
             first_bad_nonce: flag.first_bad_nonce,
             restored: totals.restored,
         }

@@ -1,6 +1,7 @@
 //! Sessions against scripted hosts that hold real replicas and keys, over virtual time.
 
 mod host;
+mod ownfork;
 mod withdrawn;
 mod world;
 

@@ -43,12 +43,14 @@ pub(super) struct Due {
     pub(super) row: DueRow,
     pub(super) round: Option<Round>,
     /// Not before, on the monotonic clock.
-    not_before_ms: u64,
+    pub(super) not_before_ms: u64,
+    /// Its host was asked to take it back, for the round that comes.
+    pub(super) reminded: bool,
 }
 
 impl Due {
     pub(super) fn new(row: DueRow) -> Self {
-        Self { row, round: None, not_before_ms: 0 }
+        Self { row, round: None, not_before_ms: 0, reminded: false }
     }
 }
 
@@ -90,9 +92,11 @@ impl GatewayCore {
             .min()
     }
 
-    /// Whether the votes of this reason are used up and the drain decides.
+    /// Whether the votes of this reason are used up and the drain decides, or there is nothing to vote on: a host that holds
+    /// another diff of ours is not late by its fault.
     fn exhausted(&self, id: u64, due: &Due) -> bool {
-        due.row.rounds >= ROUNDS && self.late_at(id).is_none_or(|(reason, _)| reason == due.row.reason)
+        self.terms.executor_of(id).is_some_and(|executor| self.own_forked(&executor))
+            || due.row.rounds >= ROUNDS && self.late_at(id).is_none_or(|(reason, _)| reason == due.row.reason)
     }
 
     /// Whether votes may still end an open record: finalization waits for these.
@@ -147,6 +151,9 @@ impl GatewayCore {
         }
         let executor = self.state.record(id).and_then(|record| self.terms.owner_of(record.executor_slot));
         let Some(executor) = executor else { return };
+        if self.remind(id) {
+            return;
+        }
         // What the executor may have for us, before others are asked.
         self.poll_pending(&executor);
         let open: BTreeSet<Address> =
@@ -231,6 +238,7 @@ impl GatewayCore {
                 for tx in reply.executor_txs.iter().take(8) {
                     self.intake(tx);
                 }
+                self.stop_challenged(id);
                 let vote = self.verified_vote(voter, id, reason, &reply);
                 if let Some(round) = self.dues.get_mut(&id).and_then(|due| due.round.as_mut()) {
                     match vote {

@@ -156,7 +156,7 @@ pub(crate) fn flag(flag: &FlagView, hrp: &Hrp) -> pb::DivergenceFlag {
     pb::DivergenceFlag {
         escrow_id: flag.escrow_id,
         participant: flag.participant.to_bech32(hrp),
-        reason: holdfast_escrow::divergence::REASON.into(),
+        reason: flag.reason.into(),
         diverged_nonce: flag.diverged_nonce,
         our_root: flag.our_root.to_vec(),
         their_root: flag.their_root.to_vec(),

@@ -257,8 +257,13 @@ impl DivergenceKeeper {
 
 /// Whether evidence is of the kind and nonce that the event speaks of.
 fn proves(evidence: &Evidence, event: &RepairEvent) -> bool {
-    matches!(*event, RepairEvent::Mismatch { nonce } if evidence.nonce == nonce)
-        && matches!(evidence.kind, EvidenceKind::Refusal | EvidenceKind::State)
+    match *event {
+        RepairEvent::Mismatch { nonce } => {
+            evidence.nonce == nonce && matches!(evidence.kind, EvidenceKind::Refusal | EvidenceKind::State)
+        }
+        RepairEvent::OwnFork { nonce } => evidence.nonce == nonce && evidence.kind == EvidenceKind::OwnFork,
+        _ => false,
+    }
 }
 
 fn raise(

@@ -28,6 +28,6 @@ pub use journal::{AUDITS_KEPT, CHANGES_KEPT, DivergenceJournal};
 pub use keeper::{Advance, DivergenceKeeper, FlagPage, Moment, PAGE_MAX};
 pub use keys::{PREFIXES, SPACE};
 pub use types::{
-    AuditRow, DivergenceFlag, EVIDENCE_KEPT, Evidence, EvidenceKind, FlagChange, History, REASON, Subject,
-    Verb,
+    AuditRow, DivergenceFlag, EVIDENCE_KEPT, Evidence, EvidenceKind, FlagChange, History, REASON,
+    REASON_OWN_FORK, Subject, Verb,
 };

@@ -3,11 +3,14 @@
 use borsh::{BorshDeserialize, BorshSerialize};
 use holdfast_types::Address;
 
-use crate::repair::{LogStage, RepairState};
+use crate::repair::{Forgiven, LogStage, RepairState};
 use crate::session::{Hash, Signature};
 
-/// Why a participant is flagged: the only reason there is.
+/// Why a participant is flagged: it signed another root.
 pub const REASON: &str = "escrow_state_root_diverged";
+
+/// Why a participant is flagged: it holds another diff that we signed. Our fault; nothing of it is charged.
+pub const REASON_OWN_FORK: &str = "escrow_own_fork";
 
 /// Evidence rows of one participant in one escrow: the first, and the last ones.
 pub const EVIDENCE_KEPT: u32 = 32;
@@ -39,6 +42,8 @@ pub enum EvidenceKind {
     AboveTip,
     /// A diff at our nonce that we did not sign; the digest is its own, the signature the one it bears.
     DiffFork,
+    /// A diff at our nonce that is not the one of our log, and that we signed; the digest is its own, the signature ours.
+    OwnFork,
 }
 
 /// One proof of a difference. `generation` and `at_ms` are set by the keeper.
@@ -85,6 +90,18 @@ pub struct DivergenceFlag {
     pub first_bad_nonce: u64,
     /// Where the repair stands.
     pub repair: RepairState,
+}
+
+impl DivergenceFlag {
+    /// Whether it was raised, or is upheld, by a fork of our own.
+    pub fn own_fork(&self) -> bool {
+        self.repair.released == Forgiven::OwnFork
+    }
+
+    /// [`REASON_OWN_FORK`] or [`REASON`].
+    pub fn reason(&self) -> &'static str {
+        if self.own_fork() { REASON_OWN_FORK } else { REASON }
+    }
 }
 
 /// What survives the flag.

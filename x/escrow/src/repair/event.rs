@@ -43,6 +43,12 @@ pub enum RepairEvent {
         /// Nonce of that root.
         nonce: u64,
     },
+    /// It holds another diff of ours at a nonce we hold: our own fault, so nothing is charged from here on. From
+    /// wherever it comes, the repair included.
+    OwnFork {
+        /// Nonce of the two diffs.
+        nonce: u64,
+    },
     /// The wait ended, or a permit came.
     Due {
         /// Whether one of the permits and the participant's teach gate come with this event.
@@ -73,8 +79,7 @@ pub enum RepairEvent {
     },
     /// The attempt's time or bytes are used up by Teach; GetSignatures has a time limit of its own.
     BudgetUsed,
-    /// A valid signature over another root at a nonce the host applied, or a DiffFork whose diff is not signed by us (two
-    /// diffs of ours at one nonce are our own fault, not an event of a repair).
+    /// A valid signature over another root at a nonce the host applied, or a DiffFork whose diff is not signed by us.
     Forked {
         /// Nonce of that root or diff.
         nonce: u64,

@@ -29,6 +29,6 @@ pub use config::{ConfigError, RepairConfig};
 pub use delay::backoff_ms;
 pub use event::{Effect, Failure, LogStage, RepairEvent};
 pub use proof::{Attempt, ClearProof, Doubt, OurPoint, ProofReply, ProofVerdict, Verification, verify_proof};
-pub use state::{NonceUse, RepairPhase, RepairState, Verdict, nonce_use};
+pub use state::{Forgiven, NonceUse, RepairPhase, RepairState, Verdict, nonce_use};
 pub use step::{Outcome, RepairContext, RepairError, step};
 pub use weight::{SelfVerdict, census, majority_unreachable, quorum, quorum_at_risk, suspicion_ends};

@@ -113,6 +113,17 @@ impl Verdict {
     }
 }
 
+/// Why nothing is charged for a flag.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, BorshSerialize, BorshDeserialize)]
+pub enum Forgiven {
+    /// It is charged once the repair was given up.
+    No,
+    /// An operator said so.
+    Operator,
+    /// The host holds another diff of ours: we signed two at one nonce.
+    OwnFork,
+}
+
 /// One repair, as it is stored in the flag. Its generation is the flag's.
 #[derive(Debug, Clone, PartialEq, Eq, BorshSerialize, BorshDeserialize)]
 pub struct RepairState {
@@ -138,8 +149,8 @@ pub struct RepairState {
     pub due_in_ms: u64,
     /// Our store cannot be read: time stands still.
     pub paused: bool,
-    /// An operator forgave it: nothing is charged.
-    pub released: bool,
+    /// Whether nothing is charged, and why.
+    pub released: Forgiven,
     /// No census was taken in this generation.
     pub census_due: bool,
     /// The host must bind before it is taught.
@@ -169,7 +180,7 @@ impl RepairState {
             last_verdict: Verdict::None,
             due_in_ms: if phase == RepairPhase::Waiting { config.first_wait_ms } else { 0 },
             paused: false,
-            released: false,
+            released: Forgiven::No,
             census_due: true,
             bind_due: false,
             chunk_diffs: config.chunk_diffs,
@@ -195,7 +206,7 @@ pub enum NonceUse {
 pub fn nonce_use(repair: Option<&RepairState>, self_suspect: bool) -> NonceUse {
     match repair {
         None => NonceUse::Free,
-        Some(repair) if repair.phase == RepairPhase::GaveUp && !repair.released && !self_suspect => {
+        Some(RepairState { phase: RepairPhase::GaveUp, released: Forgiven::No, .. }) if !self_suspect => {
             NonceUse::Ghost
         }
         Some(_) => NonceUse::Pass,

@@ -5,7 +5,8 @@ use thiserror::Error;
 
 use super::delay::restart_ms;
 use super::{
-    Effect, Failure, LogStage, RepairConfig, RepairEvent, RepairPhase, RepairState, Verdict, backoff_ms,
+    Effect, Failure, Forgiven, LogStage, RepairConfig, RepairEvent, RepairPhase, RepairState, Verdict,
+    backoff_ms,
 };
 
 /// What a step reads beside the stored state.
@@ -90,11 +91,13 @@ pub fn step(
 
 fn unflagged(ctx: &RepairContext<'_>, event: &RepairEvent) -> Result<Outcome, RepairError> {
     let mut outcome = Outcome { state: None, cleared: None, generation: ctx.generation, effects: Vec::new() };
+    let own = matches!(event, RepairEvent::OwnFork { .. });
     match *event {
         RepairEvent::ForceTeach | RepairEvent::GiveUp | RepairEvent::Release => {
             return Err(RepairError::NotFlagged);
         }
-        RepairEvent::Mismatch { nonce } if !ctx.self_suspect => {
+        // Our doubt is about whose fault a mismatch is. Of a fork of our own that is known.
+        RepairEvent::Mismatch { nonce } | RepairEvent::OwnFork { nonce } if own || !ctx.self_suspect => {
             let phase = if ctx.active { RepairPhase::Waiting } else { RepairPhase::Stopped };
             let level = if ctx.relapse { RepairConfig::TOP_LEVEL } else { 0 };
             outcome.effects =
@@ -104,7 +107,11 @@ fn unflagged(ctx: &RepairContext<'_>, event: &RepairEvent) -> Result<Outcome, Re
                 outcome.effects.push(Effect::WakeIn(ctx.config.first_wait_ms));
             }
             outcome.generation = ctx.generation.saturating_add(1);
-            outcome.state = Some(RepairState::begin(ctx.config, phase, level));
+            let mut state = RepairState::begin(ctx.config, phase, level);
+            if own {
+                (state.forked, state.released) = (true, Forgiven::OwnFork);
+            }
+            outcome.state = Some(state);
         }
         // A permit that comes after the flag has gone goes back.
         RepairEvent::Due { permit: true } => {
@@ -161,6 +168,8 @@ impl Repair<'_> {
         match (event, phase) {
             (RepairEvent::Mismatch { nonce }, Teaching | Verifying) => self.mismatch_in_attempt(*nonce),
             (RepairEvent::Mismatch { nonce }, _) => self.evidence(*nonce),
+
+            (RepairEvent::OwnFork { nonce }, _) => self.own_fork(*nonce),
 
             (RepairEvent::Due { permit }, Waiting) => self.due(*permit),
             (RepairEvent::Due { permit: true }, _) => {
@@ -239,7 +248,9 @@ impl Repair<'_> {
                 self.void(Verdict::Operator);
                 self.give_up();
             }
-            (RepairEvent::Release, _) => self.state.released = true,
+            (RepairEvent::Release, _) => {
+                self.state.released = self.state.released.max(Forgiven::Operator);
+            }
 
             (RepairEvent::SessionEnded, Waiting | Teaching | Verifying | GaveUp) => {
                 self.void(Verdict::SessionEnded);
@@ -265,6 +276,17 @@ impl Repair<'_> {
             _ => self.effects.push(Effect::Ignored),
         }
         Ok(())
+    }
+
+    /// What was held against it is ours. A reset, if the host consents, comes first in the next attempt.
+    fn own_fork(&mut self, nonce: u64) {
+        self.evidence(nonce);
+        let known = self.state.released == Forgiven::OwnFork;
+        (self.state.forked, self.state.released) = (true, Forgiven::OwnFork);
+        if self.state.phase.in_attempt() {
+            self.effects.push(Effect::Cancel);
+            self.end(Verdict::Forked, if known { Wait::Next } else { Wait::Short });
+        }
     }
 
     fn evidence(&mut self, nonce: u64) {

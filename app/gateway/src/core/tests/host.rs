@@ -339,8 +339,18 @@ impl Host {
                 }
             },
             HostCall::Cancel(request) => {
-                if matches!(self.serves, Serves::Slow | Serves::Refuses) {
-                    self.report(terms, request.inference_id, 8);
+                let id = request.inference_id;
+                let spoken = self.pending.iter().any(|tx| tx.inference_id() == Some(id));
+                let untaken = self.state.as_ref().and_then(|state| state.record(id)).is_some_and(|record| {
+                    record.status == InferenceStatus::Pending && terms.executor_of(id) == Some(self.address)
+                });
+                let signs = match self.serves {
+                    Serves::Slow | Serves::Refuses => true,
+                    Serves::Well => untaken && !spoken,
+                    _ => false,
+                };
+                if signs {
+                    self.report(terms, id, 8);
                 }
                 Ok(HostReply::Cancel(pb::CancelInferenceResponse {
                     state: pb::cancel_inference_response::State::Cancelled as i32,

@@ -1,4 +1,4 @@
-//! Bodies that no host can serve: the gateway's fault, and no host's.
+//! Starts that are taken back: bodies that no host can serve, and work that nobody waits for any more.
 
 use super::host::Serves;
 use super::world::World;
@@ -61,7 +61,7 @@ fn in_a_group_of_two_both_refusals_are_every_dispatch() {
 }
 
 #[test]
-fn a_refusal_of_what_another_host_served_goes_through_the_votes() {
+fn a_refused_start_that_another_host_served_is_taken_back_and_not_run_for_nobody() {
     let mut world = World::new(4);
     world.run(100);
     world.host(1).serves = Serves::Refuses;
@@ -69,13 +69,14 @@ fn a_refusal_of_what_another_host_served_goes_through_the_votes() {
     world.run(1_000);
     assert!(world.finished(id));
     world.run(60_000);
-    assert_eq!(cancels(&world), 0);
-    assert_eq!(ends(&world), [1, 1, 0, 0, 0]);
-    assert_eq!(world.outcomes(1)[2], 1, "{:?}", world.outcomes(1));
+    assert_eq!(cancels(&world), 1);
+    assert_eq!(ends(&world), [1, 0, 0, 1, 0]);
+    assert_eq!(world.outcomes(1)[4], 1, "{:?}", world.outcomes(1));
+    assert!(world.calls.iter().all(|(_, call)| *call != "vote"));
 }
 
 #[test]
-fn one_dispatch_that_failed_otherwise_takes_nothing_back() {
+fn each_failed_dispatch_is_ended_by_its_own_host_or_by_the_votes() {
     let mut world = World::new(4);
     world.run(100);
     all(&mut world, Serves::Refuses);
@@ -84,7 +85,7 @@ fn one_dispatch_that_failed_otherwise_takes_nothing_back() {
     world.run(60_000);
     let last = world.clients[&id].last();
     assert_eq!(last, Some(&ClientEvent::Failed(RequestError::DispatchesFailed { attempts: 3 })));
-    assert_eq!((cancels(&world), ends(&world)), (0, [0, 3, 0, 0, 0]));
+    assert_eq!(ends(&world), [0, 1, 0, 2, 0]);
 }
 
 #[test]
@@ -127,5 +128,46 @@ fn a_host_that_never_signs_is_asked_five_times_and_then_voted_on() {
     world.ask();
     world.run(120_000);
     assert_eq!(ends(&world), [0, 3, 0, 0, 0]);
-    assert!((9..=15).contains(&cancels(&world)), "{}", cancels(&world));
+    assert!((9..=18).contains(&cancels(&world)), "{}", cancels(&world));
+}
+
+/// A request whose first host cannot be reached and that another one serves.
+fn moved_on(refusal_timeout_s: u32) -> World {
+    let terms = holdfast_escrow::session::FrozenConfig { refusal_timeout_s, ..super::world::terms(4) };
+    let mut world = World::with(terms, Default::default());
+    world.run(100);
+    world.host(1).serves = Serves::Down;
+    let id = world.ask();
+    world.run(1_000);
+    assert!(world.finished(id));
+    assert_eq!(world.field("escrow_start_withdrawn", "nonce"), ["1"]);
+    world
+}
+
+#[test]
+fn a_host_that_is_back_soon_signs_that_it_does_not_run_what_nobody_waits_for() {
+    let mut world = moved_on(10);
+    world.host(1).serves = Serves::Well;
+    world.run(60_000);
+    assert_eq!((ends(&world), world.host(1).infers), ([1, 0, 0, 1, 0], 1));
+    assert!(world.calls.iter().all(|(_, call)| *call != "vote"));
+    assert_eq!((world.core.open_starts().count(), world.core.state().reserved()), (0, 0));
+}
+
+#[test]
+fn a_host_that_is_back_before_the_votes_is_asked_once_more_and_not_challenged() {
+    let mut world = moved_on(60);
+    world.run(40_000);
+    let before = cancels(&world);
+    world.host(1).serves = Serves::Well;
+    world.run(30_000);
+    assert_eq!((ends(&world), cancels(&world)), ([1, 0, 0, 1, 0], before + 1));
+    assert!(world.calls.iter().all(|(_, call)| *call != "vote"));
+}
+
+#[test]
+fn a_host_that_stays_away_is_voted_missed_although_its_start_was_taken_back() {
+    let mut world = moved_on(10);
+    world.run(60_000);
+    assert_eq!(ends(&world), [1, 1, 0, 0, 0]);
 }

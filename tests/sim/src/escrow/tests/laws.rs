@@ -77,6 +77,7 @@ impl Scene {
             target: 2,
             elapsed_ms: 0,
             last_verdict: String::new(),
+            reason: holdfast_escrow::divergence::REASON,
             released: false,
             first_bad_nonce: 0,
             restored: 0,

@@ -42,6 +42,23 @@ fn a_flag_is_not_raised_without_its_evidence() {
 }
 
 #[test]
+fn a_fork_of_our_own_has_a_reason_of_its_own_that_survives_a_lower_mismatch() {
+    let mut scene = Scene::new();
+    let who = subject(7, 1);
+    let event = RepairEvent::OwnFork { nonce: 44 };
+    assert_eq!(scene.try_step(who, &event, Some(&evidence(44))), Err(DivergenceError::NoEvidence));
+    let own = Evidence { kind: EvidenceKind::OwnFork, ..evidence(44) };
+    let flag = scene.try_step(who, &event, Some(&own)).unwrap().flag.unwrap();
+    assert_eq!((flag.diverged_nonce, flag.reason()), (44, "escrow_own_fork"));
+    let flag = scene.raise(who, 30).flag.unwrap();
+    assert_eq!((flag.diverged_nonce, flag.reason()), (30, "escrow_own_fork"));
+    assert_eq!(DivergenceKeeper.flag(&scene.store, &who).unwrap(), Some(flag));
+    let other = subject(7, 2);
+    let flag = scene.raise(other, 44).flag.unwrap();
+    assert_eq!((flag.reason(), flag.own_fork()), ("escrow_state_root_diverged", false));
+}
+
+#[test]
 fn clearing_compares_generation_and_attempt_and_the_history_survives() {
     let mut scene = Scene::new();
     let who = subject(7, 1);
@@ -122,7 +139,7 @@ fn release_forgives_and_removes_nothing() {
     let who = subject(7, 1);
     scene.raise(who, 44);
     let flag = scene.step(who, RepairEvent::Release).flag.unwrap();
-    assert!(flag.repair.released);
+    assert_eq!(flag.repair.released, crate::repair::Forgiven::Operator);
     assert_eq!(DivergenceKeeper.flag(&scene.store, &who), Ok(Some(flag)));
     for event in [RepairEvent::Release, RepairEvent::ForceTeach, RepairEvent::GiveUp] {
         let error = scene.try_step(subject(7, 2), &event, None).unwrap_err();

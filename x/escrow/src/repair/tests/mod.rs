@@ -47,7 +47,7 @@ pub(super) fn repair(phase: RepairPhase) -> RepairState {
         last_verdict: Verdict::None,
         due_in_ms: 0,
         paused: false,
-        released: false,
+        released: Forgiven::No,
         census_due: false,
         bind_due: false,
         chunk_diffs: 200,
@@ -83,7 +83,7 @@ pub(super) fn show(outcome: &Outcome) -> String {
             let flags = [
                 ("forked", state.forked),
                 ("paused", state.paused),
-                ("released", state.released),
+                ("released", state.released != Forgiven::No),
                 ("census", state.census_due),
                 ("bind", state.bind_due),
                 ("old", state.old_snapshot),

@@ -397,7 +397,7 @@ fn self_suspicion_stops_ghosts_but_no_repair() {
     for (phase, expected) in pairs.into_iter().chain([(GaveUp, NonceUse::Ghost), (Stopped, NonceUse::Pass)]) {
         assert_eq!(nonce_use(Some(&repair(phase)), false), expected, "{phase:?}");
         assert_eq!(nonce_use(Some(&repair(phase)), true), NonceUse::Pass, "{phase:?}, suspect");
-        let forgiven = RepairState { released: true, ..repair(phase) };
+        let forgiven = RepairState { released: Forgiven::Operator, ..repair(phase) };
         assert_eq!(nonce_use(Some(&forgiven), false), NonceUse::Pass, "{phase:?}, forgiven");
     }
     assert_eq!(nonce_use(None, false), NonceUse::Free);
@@ -406,6 +406,41 @@ fn self_suspicion_stops_ghosts_but_no_repair() {
     ctx.self_suspect = true;
     let outcome = step(&ctx, Some(&repair(Waiting)), &E::Due { permit: true }).unwrap();
     assert_eq!(outcome.state.unwrap().phase, Teaching);
+}
+
+#[test]
+fn a_fork_of_our_own_is_forgiven_from_the_start_and_repaired_by_a_reset() {
+    let config = RepairConfig { allow_reset: true, ..RepairConfig::default() };
+    let mut ctx = context(&config);
+    ctx.generation = 0;
+    ctx.self_suspect = true;
+    let event = E::OwnFork { nonce: 44 };
+    let raised = step(&ctx, None, &event).unwrap();
+    let state = raised.state.unwrap();
+    assert_eq!((state.phase, state.forked, state.released), (Waiting, true, Forgiven::OwnFork));
+    assert_eq!(raised.generation, 1);
+    let expected = [Effect::InsertFlag, Effect::RecordEvidence { nonce: 44 }, Effect::Log(LogStage::Blocked)];
+    assert_eq!(raised.effects[..3], expected);
+    ctx.generation = 1;
+    ctx.since_ms = state.due_in_ms;
+    let begun = step(&ctx, Some(&state), &E::Due { permit: true }).unwrap();
+    assert_eq!(begun.effects.last(), Some(&Effect::CallReset));
+    ctx.since_ms = 0;
+    // In any phase of a repair it takes back what was charged, and an operator's word does not hide it.
+    for phase in [Waiting, Teaching, Verifying, GaveUp, Stopped] {
+        let state = step(&ctx, Some(&repair(phase)), &event).unwrap().state.unwrap();
+        assert_eq!((state.forked, state.released), (true, Forgiven::OwnFork), "{phase:?}");
+        assert!(!state.phase.in_attempt());
+        assert_eq!(nonce_use(Some(&state), false), NonceUse::Pass);
+        if phase != Stopped {
+            let released = step(&ctx, Some(&state), &E::Release).unwrap().state.unwrap();
+            assert_eq!(released.released, Forgiven::OwnFork);
+        }
+    }
+    // A host that does not consent is not asked in a tight loop: the ladder holds.
+    let again = RepairState { released: Forgiven::OwnFork, ..repair(Teaching) };
+    let waits = step(&ctx, Some(&again), &event).unwrap().state.unwrap();
+    assert!(waits.due_in_ms > 10_000, "{}", waits.due_in_ms);
 }
 
 #[test]
