@@ -41,6 +41,8 @@ pub(super) struct Suspicion {
     replay: Option<State>,
     /// Who signed our root, by nonce.
     signed: BTreeMap<u64, BTreeSet<Address>>,
+    /// Who showed our root at our tip and withholds its signature, and at which tip.
+    shown: BTreeMap<Address, u64>,
 }
 
 impl Suspicion {
@@ -252,6 +254,30 @@ impl GatewayCore {
         }
     }
 
+    /// A host shows our root at our tip, unsigned, because its transactions are left out.
+    pub(super) fn suspect_withheld(&mut self, participant: &Address, nonce: u64) {
+        if self.suspected() && nonce == self.state.nonce() {
+            self.suspicion.shown.insert(*participant, nonce);
+        }
+    }
+
+    /// Hosts withhold until their transactions are published, and we publish nothing while we doubt: when the log has
+    /// replayed and a quorum stands at our tip with our root, a pass with what is pending unties that. It dispatches nothing.
+    pub(super) fn may_untie(&self) -> bool {
+        let tip = self.state.nonce();
+        let doubt = &self.suspicion;
+        let signed = doubt.signed.get(&tip);
+        let stands = |p: &Address| {
+            doubt.shown.get(p) == Some(&tip) || signed.is_some_and(|signers| signers.contains(p))
+        };
+        let weight: u64 =
+            self.members.iter().filter(|(p, _)| stands(p)).map(|(_, member)| member.weight()).sum();
+        self.corrupt.is_none()
+            && doubt.replay.is_none()
+            && !doubt.shown.is_empty()
+            && suspicion_ends(weight, self.terms.group_size())
+    }
+
     /// Goes on with censuses, the replay and the questions.
     pub(super) fn run_doubts(&mut self) {
         let open: Vec<Address> = self.censuses.keys().copied().collect();
@@ -266,7 +292,8 @@ impl GatewayCore {
         let due = self.suspicion.asked_ms.is_none_or(|asked| now >= asked.saturating_add(ASK_MS));
         if due && self.corrupt.is_none() {
             self.suspicion.asked_ms = Some(now);
-            let nonce = self.meta.suspect_at.min(self.state.nonce());
+            // A pass that unties moves the tip, and hosts sign again only once they have it.
+            let nonce = self.state.nonce();
             let all: Vec<Address> = self.members.keys().copied().collect();
             for participant in all {
                 if self.flagged(&participant) {

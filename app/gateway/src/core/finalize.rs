@@ -311,6 +311,10 @@ impl GatewayCore {
                 if let super::members::Shown::Mismatch(mismatch) = shown {
                     self.trip(participant, &mismatch);
                 }
+                if reply.withheld && self.history.root(reply.nonce).is_some_and(|ours| reply.root == ours[..])
+                {
+                    self.suspect_withheld(participant, reply.nonce);
+                }
                 for tx in reply.stale.iter().take(super::pending::MAX_PENDING) {
                     self.intake(tx);
                 }

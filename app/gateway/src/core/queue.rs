@@ -195,7 +195,7 @@ impl GatewayCore {
         self.state.phase() == Phase::Active
             && !self.must_finalize()
             && !self.broke()
-            && !self.suspected()
+            && (!self.suspected() || self.may_untie())
             && !self.settling_in()
             && self.staged.is_none()
             && self.corrupt.is_none()

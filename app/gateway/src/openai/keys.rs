@@ -3,9 +3,8 @@
 //! A key is known by the SHA-256 of its text; the text is nowhere kept. Without keys the API is open to everybody who
 //! reaches it.
 //!
-//! A budget counts tokens of prompt and answer. The most that a request may take is charged *before* it is queued and
-//! what it did not take is given back at its end, so a crash never makes a key cheaper: it costs at most the requests
-//! under way.
+//! A budget counts tokens of prompt and answer. The most that a request may take is held *before* it is queued, and what
+//! it took is charged at its end. A process that dies charges nothing for what it was still answering.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -111,6 +110,8 @@ pub(crate) struct Key {
 struct Use {
     /// Requests under way.
     running: u32,
+    /// Tokens that they may yet take. In memory only: a process that dies has answered none of them.
+    held: u64,
     /// Requests that may come now, in 1/60,000 so that a millisecond adds the rate.
     allowed: u64,
     counted_at: Instant,
@@ -180,15 +181,20 @@ impl Keyring {
         let Some((key, budget)) = key.and_then(|key| Some((key, key.config.token_budget?))) else {
             return Ok(Charge { key: None, budgets, charged: 0 });
         };
-        let _one_at_a_time = lock(&key.use_);
+        let mut used = lock(&key.use_);
         let failed = |error: StoreError| {
             tracing::error!(key = key.config.name, %error, "the budget of an API key is not readable");
             ApiError::internal()
         };
         let spent = budgets.spent(&key.config.name).map_err(failed)?;
-        let after = spent.checked_add(most).filter(|after| *after <= budget);
-        let after = after.ok_or_else(|| ApiError::key_spent(most, budget.saturating_sub(spent)))?;
-        budgets.set_spent(&key.config.name, after).map_err(failed)?;
+        let left = budget.saturating_sub(spent).saturating_sub(used.held);
+        if most > left {
+            return Err(ApiError::key_spent(most, left));
+        }
+        // Nobody is served whose tokens could not be written down afterwards.
+        budgets.set_spent(&key.config.name, spent).map_err(failed)?;
+        used.held = used.held.saturating_add(most);
+        drop(used);
         Ok(Charge { key: Some(Arc::clone(key)), budgets, charged: most })
     }
 }
@@ -196,7 +202,7 @@ impl Keyring {
 impl Key {
     fn new(config: KeyConfig, now: Instant) -> Self {
         let allowed = config.requests_per_minute.map_or(0, |rate| u64::from(rate) * REQUEST);
-        Self { config, use_: Mutex::new(Use { running: 0, allowed, counted_at: now }) }
+        Self { config, use_: Mutex::new(Use { running: 0, held: 0, allowed, counted_at: now }) }
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -241,19 +247,23 @@ pub(crate) struct Charge {
 }
 
 impl Charge {
-    /// The request took `tokens`: gives the rest back.
+    /// The request took `tokens`.
     pub(crate) fn settle(&mut self, tokens: u64) {
         let Some(key) = self.key.take() else { return };
-        let _one_at_a_time = lock(&key.use_);
+        let mut used = lock(&key.use_);
+        used.held = used.held.saturating_sub(self.charged);
         let name = &key.config.name;
         // A host that reports more than its limits is not believed.
-        let back = self.charged.saturating_sub(tokens);
+        let tokens = tokens.min(self.charged);
+        if tokens == 0 {
+            return;
+        }
         let stored = self
             .budgets
             .spent(name)
-            .and_then(|spent| self.budgets.set_spent(name, spent.saturating_sub(back)));
+            .and_then(|spent| self.budgets.set_spent(name, spent.saturating_add(tokens)));
         if let Err(error) = stored {
-            tracing::error!(key = name, tokens = back, %error, "tokens were not given back to an API key");
+            tracing::error!(key = name, tokens, %error, "what a request took was not charged to its API key");
         }
     }
 }
@@ -346,12 +356,12 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_is_charged_in_advance_and_the_rest_comes_back() {
+    fn a_budget_is_held_in_advance_and_charged_with_what_was_taken() {
         let config = KeyConfig { token_budget: Some(100), ..KeyConfig::new("a", "x") };
         let (ring, budgets, _) = ring(vec![config]);
         let key = Some(&ring.keys[0]);
         let mut charge = ring.charge(key, 60).unwrap();
-        assert_eq!(budgets.spent("a"), Ok(60));
+        assert_eq!(budgets.spent("a"), Ok(0));
         let spent = ring.charge(key, 41).err().unwrap();
         assert_eq!(spent.code, "insufficient_quota");
         assert!(spent.message.contains("take 41 tokens") && spent.message.contains("40 are left"), "{spent}");
@@ -374,6 +384,16 @@ mod tests {
         ring.charge(Some(&ring.keys[0]), 9).unwrap().settle(9);
         let again = Keyring::new(vec![config], budgets, now).unwrap();
         assert_eq!(again.charge(Some(&again.keys[0]), 2).err().unwrap().status, 402);
+    }
+
+    #[test]
+    fn what_ran_when_the_process_died_is_not_charged() {
+        let config = KeyConfig { token_budget: Some(100), ..KeyConfig::new("a", "x") };
+        let (ring, budgets, now) = ring(vec![config.clone()]);
+        let lost = Box::leak(Box::new(ring.charge(Some(&ring.keys[0]), 90).unwrap()));
+        assert_eq!(lost.charged, 90);
+        let again = Keyring::new(vec![config], budgets, now).unwrap();
+        assert!(again.charge(Some(&again.keys[0]), 100).is_ok());
     }
 
     struct Broken;

@@ -58,13 +58,16 @@ impl RunnerAdmission {
             }
         };
         let prompt = self.codec.encode(&text).map_err(|error| policy(format!("body: prompt: {error}")))?;
+        if prompt.is_empty() {
+            return Err(policy("body: prompt: it has no tokens".into()));
+        }
         let context = self.runner.shards().iter().map(|shard| shard.max_positions.min(shard.capacity)).min();
         let Some(context) = context else {
             return Err(Refusal::Busy { message: "no worker".into(), retry_after_ms: RETRY_MS });
         };
         let length = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
         let room = context.saturating_sub(length);
-        if prompt.is_empty() || room == 0 {
+        if room == 0 {
             return Err(policy(format!("body: prompt: {length} tokens, the model has room for {context}")));
         }
         let max_new = body.max_tokens.unwrap_or(u32::MAX).min(output_limit).min(self.max_tokens).min(room);

@@ -162,10 +162,14 @@ pub(super) async fn run(net: &Net, size: Size, rows: &mut Vec<Row>) -> Result<Va
         ),
         Row::new("escrow.repair_latency_p99", "ms", repaired).against("without", well, Better::Lower),
         Row::new("escrow.repair_p99_ratio", "", repaired / well).at_most(WITHIN),
-        Row::new("escrow.repair_p99_to_rest", "", repaired / rest).against("round by round", {
-            let (rest, repaired) = (by_round(1), by_round(2));
-            median(&repaired.iter().zip(&rest).map(|(a, b)| a / b).collect::<Vec<_>>())
-        }, Better::Lower),
+        Row::new("escrow.repair_p99_to_rest", "", repaired / rest).against(
+            "round by round",
+            {
+                let (rest, repaired) = (by_round(1), by_round(2));
+                median(&repaired.iter().zip(&rest).map(|(a, b)| a / b).collect::<Vec<_>>())
+            },
+            Better::Lower,
+        ),
     ]);
     Ok(json!({
         "refused_from": from, "requests": arms.iter().map(|arm| arm.concat().len()).collect::<Vec<_>>(),

@@ -52,6 +52,8 @@ fn a_settlement_pays_to_the_unit_excludes_who_missed_and_a_probe_brings_it_back(
         .await;
         // Given up it is charged for what it would have got: five misses in a row and more.
         rig.give_up("host2").await;
+        // It hangs: awake it would take the work up when voters challenge it, and miss nothing.
+        rig.signal("host2", "STOP");
         for _ in 0..30 {
             rig.served().await;
         }
@@ -61,6 +63,7 @@ fn a_settlement_pays_to_the_unit_excludes_who_missed_and_a_probe_brings_it_back(
                 (row.missed >= 6).then_some(row.missed)
             })
             .await;
+        rig.signal("host2", "CONT");
         assert_eq!(rig.participant("host2").await.starts_while_flagged, 0, "ghosts are not sent");
 
         rig.finalize().await;

@@ -1,5 +1,5 @@
 //! A simulator of escrow sessions: one gateway core and a group of host cores on virtual time and a virtual network, with
-//! faults and traffic drawn from a seed. After each step everything that must hold is checked ([`watch`](Law)); when the
+//! faults and traffic drawn from a seed. After each step everything that must hold is checked; when the
 //! faults have stopped, everything that must come about within a bound. See `docs/simulation.md`.
 //!
 //! ```text

@@ -113,8 +113,8 @@ fn what_was_taken_back_and_not_answered_is_taken_back_again_after_a_restart() {
     world.ask();
     world.run(500);
     assert_eq!((cancels(&world), world.core.open_starts().count()), (3, 3));
-    world.restart(true);
     all(&mut world, Serves::Refuses);
+    world.restart(true);
     world.run(5_000);
     assert_eq!(cancels(&world), 6);
     assert_eq!(ends(&world), [0, 0, 0, 3, 0]);

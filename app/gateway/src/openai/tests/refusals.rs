@@ -172,7 +172,8 @@ async fn a_value_that_changes_nothing_is_no_reason_to_refuse() {
         r#""top_p":0.5,"temperature":0"#,
         r#""presence_penalty":0,"frequency_penalty":0.0,"logit_bias":{},"logprobs":false"#,
         r#""tools":null,"tool_choice":null,"response_format":{"type":"text"},"modalities":["text"]"#,
-        r#""user":"u","metadata":{"a":"b"},"store":false,"service_tier":"auto","stop":[],"stop":null"#,
+        r#""user":"u","metadata":{"a":"b"},"store":false,"service_tier":"auto","stop":[]"#,
+        r#""stop":null"#,
         r#""stream":true,"stream_options":{"include_usage":false,"include_obfuscation":false}"#,
     ] {
         let body = HI.replace(r#""messages""#, &format!(r#"{fields},"messages""#));
@@ -362,7 +363,7 @@ async fn only_json_is_read() {
 
 #[tokio::test]
 async fn a_prompt_is_counted_as_its_host_counts_it_before_anything_is_spent() {
-    let server = Server::start(hello()).await;
+    let server = Server::start(vec![dispatched(), delta("a"), finished(FinishReason::Length, 511, 1)]).await;
     let many = |count: usize, content: &str| {
         let message = format!(r#"{{"role":"user","content":"{content}"}}"#);
         format!(r#"{{"model":"ref-llama","max_tokens":1,"messages":[{}]}}"#, vec![message; count].join(","))

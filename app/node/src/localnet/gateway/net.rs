@@ -15,7 +15,7 @@ use super::board::{Board, HostRow};
 use super::chain::ChainClient;
 use super::faults::FaultKind;
 use super::load::{self, Counts, Load, Requests};
-use super::process::Process;
+use super::process::{Again, Process};
 use super::report::{self, Balances, Outcome, Report};
 use super::show::Show;
 use super::view::View;
@@ -228,6 +228,10 @@ impl<'a> Net<'a> {
         let plan = self.plan;
         let first = self.chain.start().await?;
         let chain_grpc = first.strip_prefix("gRPC listens on ").context("the chain's first line")?.to_owned();
+        // Started again it shall be where hosts and gateway look for it.
+        if let Some(listen) = self.chain.args.iter_mut().skip_while(|word| *word != "--grpc-listen").nth(1) {
+            listen.clone_from(&chain_grpc);
+        }
         let chain = ChainClient::connect(&chain_grpc, &plan.chain_id, plan.key.clone()).await?;
         let until = Instant::now() + BEGIN;
         let before = loop {
@@ -364,18 +368,23 @@ impl<'a> Net<'a> {
                 self.board.change(at_ms, Some(index), format!("its process ended ({status})"));
             }
             if host.process.is_due() {
-                host.process.start().await?;
-                self.board.process(at_ms, index, true);
-                self.board.change(at_ms, Some(index), "its process was started again");
-                started = true;
+                match host.process.start_again().await {
+                    Ok(Again::Up) => {
+                        self.board.process(at_ms, index, true);
+                        self.board.change(at_ms, Some(index), "its process was started again");
+                        started = true;
+                    }
+                    Ok(Again::Later) => {}
+                    // The others go on without it.
+                    Err(error) => self.board.change(at_ms, Some(index), format!("stays down: {error:#}")),
+                }
             }
         }
         for process in [&mut self.chain, &mut self.gateway] {
             if let Some(status) = process.look()? {
                 self.board.change(at_ms, None, format!("{} ended ({status})", process.name));
             }
-            if process.is_due() {
-                process.start().await?;
+            if process.is_due() && process.start_again().await? == Again::Up {
                 self.board.change(at_ms, None, format!("{} was started again", process.name));
                 started = true;
             }

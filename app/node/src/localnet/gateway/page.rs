@@ -94,7 +94,7 @@ fn lane(out: &mut String, line: &[Stretch], top: u64, whole_ms: u64) {
 pub(super) fn timeline(report: &Report<'_>, board: &Board) -> String {
     let whole_ms = report.elapsed_ms.max(1);
     let bottom = TOP + board.hosts.len() as u64 * LANE;
-    let (width, height) = (LEFT + COLUMNS + 24, bottom + 40);
+    let (width, height) = (LEFT + COLUMNS + 44, bottom + 40);
     let mut out = String::new();
     push(
         &mut out,

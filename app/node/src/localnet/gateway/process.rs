@@ -35,6 +35,16 @@ pub(super) struct Process {
     running: Option<Running>,
     failures: u32,
     start_at: Instant,
+    given_up: bool,
+}
+
+/// What became of another start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Again {
+    /// It runs.
+    Up,
+    /// It did not come up; it is tried again.
+    Later,
 }
 
 struct Running {
@@ -54,7 +64,8 @@ impl Drop for Running {
 impl Process {
     pub(super) fn new(name: &str, holdfastd: &Path, args: Vec<String>, log: PathBuf) -> Self {
         let holdfastd = holdfastd.to_path_buf();
-        Self { name: name.into(), holdfastd, args, log, running: None, failures: 0, start_at: Instant::now() }
+        let (name, start_at) = (name.into(), Instant::now());
+        Self { name, holdfastd, args, log, running: None, failures: 0, start_at, given_up: false }
     }
 
     /// Starts it and gives its first line, which it writes once it listens.
@@ -102,6 +113,21 @@ impl Process {
         Ok(first)
     }
 
+    /// Starts it after it ended.
+    ///
+    /// # Errors
+    /// It failed five times in a row; it is not due any more.
+    pub(super) async fn start_again(&mut self) -> Result<Again> {
+        let Err(error) = self.start().await else { return Ok(Again::Up) };
+        self.failures = self.failures.saturating_add(1);
+        if self.failures >= FAILURES {
+            self.given_up = true;
+            return Err(error);
+        }
+        self.start_at = Instant::now() + PAUSE.saturating_mul(self.failures);
+        Ok(Again::Later)
+    }
+
     fn failure(&self, what: &str) -> anyhow::Error {
         let text = std::fs::read(&self.log).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
@@ -135,7 +161,7 @@ impl Process {
 
     /// Whether it is down and may be started again.
     pub(super) fn is_due(&self) -> bool {
-        self.running.is_none() && Instant::now() >= self.start_at
+        self.running.is_none() && !self.given_up && Instant::now() >= self.start_at
     }
 
     /// Kills it as a crash would.
