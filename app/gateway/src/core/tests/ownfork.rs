@@ -1,5 +1,7 @@
 //! Two diffs of ours at one nonce: a store that was brought back from a backup while a host could not be reached.
 
+use holdfast_escrow::session::FrozenConfig;
+
 use super::host::Serves;
 use super::world::World;
 use crate::core::{Event, GatewayConfig, StartKind};
@@ -7,7 +9,7 @@ use crate::core::{Event, GatewayConfig, StartKind};
 /// Four hosts; the store is eight nonces old again and host 1 alone holds the ninth, which went to it.
 fn restored(allow_reset: bool) -> World {
     let cfg = GatewayConfig { allow_reset, snapshot_every: 16, ..GatewayConfig::default() };
-    let mut world = World::with(super::world::terms(4), cfg);
+    let mut world = World::with(FrozenConfig { max_live: 512, ..super::world::terms(4) }, cfg);
     world.run(100);
     for _ in 0..8 {
         world.ask();
