@@ -55,12 +55,34 @@ fn failure(error: &fjall::Error) -> DbError {
         fjall::Error::Storage(fjall::LsmError::Io(error)) if full(error) => {
             DbError::Full { what: error.to_string() }
         }
-        error => DbError::Failed { what: error.to_string() },
+        error => DbError::Failed { what: words(error) },
+    }
+}
+
+/// What an error of the engine is to an operator: its own text is its Rust source.
+fn words(error: &fjall::Error) -> String {
+    use fjall::{Error, LsmError};
+    match error {
+        Error::Io(error) | Error::Storage(LsmError::Io(error)) => error.to_string(),
+        Error::Storage(LsmError::ChecksumMismatch { .. }) => "a block of a table has a wrong checksum".into(),
+        Error::Storage(LsmError::InvalidVersion(version)) => format!("a table of the unknown version {version}"),
+        Error::Storage(LsmError::InvalidHeader(name)) => format!("a damaged header ({name})"),
+        Error::Storage(LsmError::InvalidTrailer) => "the end of a table is damaged".into(),
+        Error::Storage(_) => "tables are damaged or missing".into(),
+        Error::JournalRecovery(_) | Error::InvalidTrailer | Error::InvalidTag(_) => {
+            "the journal is damaged".into()
+        }
+        Error::Decompress(_) => "a block cannot be decompressed".into(),
+        Error::InvalidVersion(_) => "the version of its files is not readable".into(),
+        Error::Poisoned => "an earlier write failed".into(),
+        Error::KeyspaceDeleted => "a table was deleted".into(),
+        Error::Locked => "another process has it open".into(),
+        _ => "files are damaged or missing".into(),
     }
 }
 
 fn backend(error: fjall::Error) -> StoreError {
-    StoreError::Backend(error.to_string())
+    StoreError::Backend(words(&error))
 }
 
 impl FjallDb {
@@ -78,17 +100,26 @@ impl FjallDb {
             fjall::Error::Locked => DbError::Locked { path: path.clone() },
             fjall::Error::InvalidVersion(found) => DbError::Format {
                 path: path.clone(),
-                found: format!("a store of engine {found:?}"),
+                found: match found {
+                    Some(version) => format!("a store in version {version} of the engine's files"),
+                    None => "a file `version` that is no store's".into(),
+                },
                 expected: format!("{purpose} store {FORMAT}"),
             },
-            fjall::Error::Io(error) if error.kind() != io::ErrorKind::UnexpectedEof => {
+            // The engine makes a new store where its file `version` is missing, and finds the rest of an old one.
+            fjall::Error::Io(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                DbError::Corrupt { what: format!("{}: some of its files are missing", path.display()) }
+            }
+            fjall::Error::Io(error)
+                if !matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::NotFound) =>
+            {
                 failure(&fjall::Error::Io(error))
             }
-            error => DbError::Corrupt { what: error.to_string() },
+            error => DbError::Corrupt { what: format!("{}: {}", path.display(), words(&error)) },
         };
         mend_journal(folder).map_err(|error| match error {
             StateError::Locked { .. } => DbError::Locked { path: path.clone() },
-            StateError::Corrupt { .. } => DbError::Corrupt { what: error.to_string() },
+            StateError::Corrupt { .. } => DbError::Corrupt { what: format!("{}: {error}", path.display()) },
             error => DbError::Failed { what: error.to_string() },
         })?;
         let db = Database::builder(folder)
