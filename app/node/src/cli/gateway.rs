@@ -329,7 +329,7 @@ fn strays(args: &RunArgs, data: &Path, journal: &Journal) -> Result<Vec<u64>> {
 fn connections() -> Connections {
     let mut limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {
-        let most = Rlimit { current: limit.maximum, ..limit.clone() };
+        let most = Rlimit { current: limit.maximum, ..limit };
         match setrlimit(Resource::Nofile, most) {
             Ok(()) => limit = getrlimit(Resource::Nofile),
             Err(error) => tracing::warn!(%error, "the limit of open files was not raised"),
