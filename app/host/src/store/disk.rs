@@ -1,6 +1,7 @@
 //! The store on disk, over fjall: the table `rows`, and the table `meta` with what the folder is for.
 
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -85,6 +86,38 @@ fn backend(error: fjall::Error) -> StoreError {
     StoreError::Backend(words(&error))
 }
 
+/// What the files of a folder tell before the engine opens them.
+#[derive(PartialEq, Eq)]
+enum Used {
+    /// A store was made, and its journal is gone, without which the engine would begin another.
+    NoJournal,
+    /// Something was committed.
+    Written,
+}
+
+/// `None` for a folder in which nothing was ever committed.
+fn used(folder: &Path) -> io::Result<Option<Used>> {
+    // The last file that the engine makes.
+    if !folder.join("version").try_exists()? {
+        return Ok(None);
+    }
+    let mut used = Some(Used::NoJournal);
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.extension().is_none_or(|extension| extension != "jnl") {
+            continue;
+        }
+        let mut first = [0];
+        let begun = File::open(&path)?.read(&mut first)? == 1 && first != [0];
+        // A journal is only followed by another when it is full.
+        if begun || path.file_stem().is_some_and(|number| number != "0") {
+            return Ok(Some(Used::Written));
+        }
+        used = None;
+    }
+    Ok(used)
+}
+
 impl FjallDb {
     /// Opens the store of `purpose` (such as `host`) in `folder`, or makes one.
     ///
@@ -122,6 +155,11 @@ impl FjallDb {
             StateError::Corrupt { .. } => DbError::Corrupt { what: format!("{}: {error}", path.display()) },
             error => DbError::Failed { what: error.to_string() },
         })?;
+        let lost = |what: &str| DbError::Corrupt { what: format!("{}: {what}", folder.display()) };
+        let used = used(folder).map_err(|error| failure(&fjall::Error::Io(error)))?;
+        if used == Some(Used::NoJournal) {
+            return Err(lost("its journal is missing"));
+        }
         let db = Database::builder(folder)
             .cache_size(CACHE_BYTES)
             .max_journaling_size(JOURNALS_BYTES)
@@ -138,8 +176,10 @@ impl FjallDb {
                 return Err(DbError::Format { path, found, expected });
             }
             None if !rows.is_empty().map_err(&open)? => {
-                return Err(DbError::Corrupt { what: "rows without a word what they are".into() });
+                return Err(lost("rows without a word what they are"));
             }
+            // The engine begins anew where its tables are gone, and drops the rows that a journal has for them.
+            None if used == Some(Used::Written) => return Err(lost("tables are missing")),
             None => {
                 let mut batch = OwnedWriteBatch::with_capacity(db.clone(), 1);
                 batch.insert(&meta, PURPOSE, expected);

@@ -171,6 +171,8 @@ fn a_full_disk_is_named_and_no_write_is_taken_after_it() {
     drop(db);
     let empty = tempfile::tempdir().unwrap();
     assert_eq!(FjallDb::open_with(empty.path(), "host", Box::new(Bad(full))).err().unwrap().code(), 4);
+    // What was never begun is no loss.
+    drop(FjallDb::open(empty.path(), "host").unwrap());
     let db = FjallDb::open_with(folder.path(), "host", Box::new(Bad(|| fjall::Error::Poisoned))).unwrap();
     assert_eq!(db.commit(writes([("a", Some("1"))]), true).unwrap_err().code(), 7);
 }
@@ -204,7 +206,7 @@ fn damage_at_the_start_or_in_the_middle_of_the_only_journal_is_corrupt_and_never
 
 #[test]
 fn what_is_wrong_with_a_folder_is_said_in_words_of_the_operator() {
-    for spoil in ["version, gone", "version, other", "version, newer", "tables"] {
+    for spoil in ["version, gone", "version, other", "version, newer", "journal, gone", "tables, gone"] {
         let folder = tempfile::tempdir().unwrap();
         drop(journal(folder.path()));
         let version = folder.path().join("version");
@@ -212,6 +214,7 @@ fn what_is_wrong_with_a_folder_is_said_in_words_of_the_operator() {
             "version, gone" => fs::remove_file(&version).unwrap(),
             "version, other" => fs::write(&version, b"not what it was").unwrap(),
             "version, newer" => fs::write(&version, b"FJL\x02").unwrap(),
+            "journal, gone" => fs::remove_file(folder.path().join("0.jnl")).unwrap(),
             _ => fs::remove_dir_all(folder.path().join("keyspaces")).unwrap(),
         }
         let error = FjallDb::open(folder.path(), "host").err().expect("refused");
