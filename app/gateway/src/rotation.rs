@@ -157,9 +157,11 @@ async fn look(
             gateway.0.renewing.store(true, Ordering::Release);
             let opened = open_next(gateway, standing).await;
             gateway.0.renewing.store(false, Ordering::Release);
-            gateway.0.renewals.send_modify(|renewals| match &opened {
-                Ok(_) => drop(renewals.failed.remove(model)),
-                Err(_) => drop(renewals.failed.insert(model.clone())),
+            gateway.0.renewals.send_modify(|renewals| {
+                renewals.failed.remove(model);
+                if opened.is_err() {
+                    renewals.failed.insert(model.clone());
+                }
             });
             replaced = match opened {
                 Ok(next) => {
@@ -260,7 +262,11 @@ mod tests {
             (7, 69, 0, Due::Next),
             (7, 68, 0, Due::End),
         ] {
-            assert_eq!(due(&standing(balance, reserved, too_dear), &rotation), wanted, "{balance} {reserved}");
+            assert_eq!(
+                due(&standing(balance, reserved, too_dear), &rotation),
+                wanted,
+                "{balance} {reserved}"
+            );
         }
         assert!(ordinary(800, 8_000, &rotation) && !ordinary(801, 8_000, &rotation));
     }

@@ -185,9 +185,14 @@ mod tests {
 
     #[test]
     fn few_descriptors_leave_some_for_hosts_and_stores() {
-        for (descriptors, http, grpc) in
-            [(u64::MAX, 1024, 256), (4096, 1024, 256), (2048, 1024, 256), (1024, 512, 128), (130, 65, 16), (0, 1, 1)]
-        {
+        for (descriptors, http, grpc) in [
+            (u64::MAX, 1024, 256),
+            (4096, 1024, 256),
+            (2048, 1024, 256),
+            (1024, 512, 128),
+            (130, 65, 16),
+            (0, 1, 1),
+        ] {
             assert_eq!(Connections::within(descriptors), Connections { http, grpc }, "{descriptors}");
         }
     }

@@ -21,11 +21,8 @@ impl Gateway {
         if !ids.is_empty() {
             return Err(GatewayError::Unopened { model, ids });
         }
-        let known: BTreeSet<u64> = blocking(inner, |inner| inner.journal.escrows())
-            .await?
-            .into_iter()
-            .map(|(id, _)| id)
-            .collect();
+        let known: BTreeSet<u64> =
+            blocking(inner, |inner| inner.journal.escrows()).await?.into_iter().map(|(id, _)| id).collect();
         let rows = inner.chain.own_open(&model).await?;
         let ids: Vec<u64> =
             rows.iter().map(|row| row.config.escrow_id).filter(|id| !known.contains(id)).collect();

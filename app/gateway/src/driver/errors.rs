@@ -57,7 +57,8 @@ pub enum GatewayError {
     },
     /// Escrows of this gateway whose sessions could not be opened.
     #[error(
-        "not_opened: escrow {} of {model} could not be opened, the log says why; no further escrow is created", list(ids)
+        "not_opened: escrow {} of {model} could not be opened, the log says why; no further escrow is created",
+        list(ids)
     )]
     Unopened {
         /// Their model.
@@ -68,7 +69,8 @@ pub enum GatewayError {
     /// Open escrows of this key that the journal does not know.
     #[error(
         "not_claimed: on the chain escrow {} of {model} is open for this key, and not known here: take it up with \
-         --escrow, unless another gateway has it; no further escrow is created", list(ids)
+         --escrow, unless another gateway has it; no further escrow is created",
+        list(ids)
     )]
     Unclaimed {
         /// Their model.

@@ -56,7 +56,8 @@ mod tests {
         for spoil in ["folder", "file", "zeros", "start", "middle"] {
             let home = tempfile::tempdir().unwrap();
             let folder = home.path().join("journal");
-            let open = || FjallDb::open(&folder, "gateway journal").map(|db| Journal::open(Box::new(db)).unwrap());
+            let open =
+                || FjallDb::open(&folder, "gateway journal").map(|db| Journal::open(Box::new(db)).unwrap());
             let journal = open().unwrap();
             for id in 1..=20 {
                 journal.adopt(id, "m", 1).unwrap();

@@ -239,7 +239,11 @@ impl Relay {
                 && passes_on(error)
             {
                 if let RequestError::TooDear { reserve, .. } = error
-                    && crate::rotation::ordinary(*reserve, session.row.config.amount, &self.inner.settings.rotation)
+                    && crate::rotation::ordinary(
+                        *reserve,
+                        session.row.config.amount,
+                        &self.inner.settings.rotation,
+                    )
                 {
                     session.too_dear.fetch_add(1, Ordering::Relaxed);
                 }

@@ -66,7 +66,9 @@ fn words(error: &fjall::Error) -> String {
     match error {
         Error::Io(error) | Error::Storage(LsmError::Io(error)) => error.to_string(),
         Error::Storage(LsmError::ChecksumMismatch { .. }) => "a block of a table has a wrong checksum".into(),
-        Error::Storage(LsmError::InvalidVersion(version)) => format!("a table of the unknown version {version}"),
+        Error::Storage(LsmError::InvalidVersion(version)) => {
+            format!("a table of the unknown version {version}")
+        }
         Error::Storage(LsmError::InvalidHeader(name)) => format!("a damaged header ({name})"),
         Error::Storage(LsmError::InvalidTrailer) => "the end of a table is damaged".into(),
         Error::Storage(_) => "tables are damaged or missing".into(),

@@ -209,9 +209,8 @@ async fn serve(args: &RunArgs, io: &mut Io<'_>) -> Result<()> {
     create_dir(&data)?;
     // Its lock is the lock of the folder.
     let folder = data.join("journal");
-    let open_journal = move || {
-        FjallDb::open(&folder, "gateway journal").map(|db| -> Box<dyn LocalDb> { Box::new(db) })
-    };
+    let open_journal =
+        move || FjallDb::open(&folder, "gateway journal").map(|db| -> Box<dyn LocalDb> { Box::new(db) });
     let journal = Arc::new(Journal::reopening(open_journal).map_err(|e| journal_failure(&data, &e))?);
     let strays = strays(args, &data, &journal)?;
     let connections = connections();
@@ -361,13 +360,7 @@ fn settings(args: &RunArgs, gateway_url: &str) -> Settings {
 }
 
 /// Opens what there is, what is named, and what is to be created.
-async fn open(
-    args: &RunArgs,
-    hrp: &Hrp,
-    gateway: &Gateway,
-    gateway_url: &str,
-    strays: &[u64],
-) -> Result<()> {
+async fn open(args: &RunArgs, hrp: &Hrp, gateway: &Gateway, gateway_url: &str, strays: &[u64]) -> Result<()> {
     gateway.resume().await.map_err(|e| gateway_failure(hrp, "gateway", e))?;
     for id in strays {
         match gateway.open(*id).await {
@@ -493,9 +486,7 @@ fn gateway_failure(hrp: &Hrp, field: &str, error: GatewayError) -> anyhow::Error
         }
         GatewayError::Open { source: OpenError::Storage(_), .. }
         | GatewayError::Journal(_)
-        | GatewayError::Unopened { .. } => {
-            fail(96, "--data", error.to_string())
-        }
+        | GatewayError::Unopened { .. } => fail(96, "--data", error.to_string()),
         error => fail(97, field, error.to_string()),
     }
 }
