@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `session`, `actor` | a session from its opening to its end; the task that owns it |
 //! | `create` | escrows that this gateway creates |
+//! | `folder` | what a folder of data tells of a journal that was lost |
 //! | `calls`, `hosts` | calls of hosts; connections and places in their queues |
 //! | `requests` | requests of the HTTP API, over all sessions |
 //! | `settle` | what is owed to the chain, until it is paid |
@@ -17,6 +18,7 @@ mod calls;
 mod clock;
 mod create;
 mod errors;
+mod folder;
 mod hosts;
 mod journal;
 mod machine;
@@ -52,6 +54,7 @@ use session::Session;
 
 pub use clock::Clock;
 pub use errors::GatewayError;
+pub use folder::{StraysError, strays};
 pub use hosts::{Hosts, Lease};
 pub use journal::{Audit, Ended, EscrowEntry, Intent, Journal, JournalError, Owed};
 pub(crate) use machine::flag;
@@ -73,6 +76,9 @@ pub struct Counts {
     /// Connections to them.
     pub connections: usize,
 }
+
+/// Tokens that the smallest request reserves: a prompt of a byte, 64 for its frame, an answer of one.
+const SMALLEST_TOKENS: u32 = 66;
 
 type Result<T> = std::result::Result<T, GatewayError>;
 
@@ -121,6 +127,15 @@ pub struct Parts {
     pub clock: Clock,
 }
 
+/// How escrows are being replaced; requests that wait for a new one watch it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Renewals {
+    /// Models of which the last attempt to open the next escrow failed.
+    pub(crate) failed: BTreeSet<String>,
+    /// Sessions opened so far.
+    pub(crate) opened: u64,
+}
+
 pub(crate) struct Inner {
     pub(crate) settings: Settings,
     pub(crate) chain: Arc<dyn Chain>,
@@ -139,6 +154,14 @@ pub(crate) struct Inner {
     tasks: Mutex<JoinSet<()>>,
     next_request: AtomicU64,
     stopping: AtomicBool,
+    /// Escrows of the journal whose session could not be opened, and their models.
+    unopened: Mutex<BTreeMap<u64, String>>,
+    /// How escrows are being replaced.
+    pub(crate) renewals: tokio::sync::watch::Sender<Renewals>,
+    /// A request found no escrow that takes it: rotation looks at once.
+    pub(crate) wanted: tokio::sync::Notify,
+    /// The next escrow of a model is being opened.
+    pub(crate) renewing: AtomicBool,
     /// One creation at a time, so that an intent names one transaction.
     creating: tokio::sync::Mutex<()>,
 }
@@ -169,6 +192,10 @@ impl Gateway {
             tasks: Mutex::default(),
             next_request: AtomicU64::new(1),
             stopping: AtomicBool::new(false),
+            unopened: Mutex::default(),
+            renewals: tokio::sync::watch::Sender::default(),
+            wanted: tokio::sync::Notify::new(),
+            renewing: AtomicBool::new(false),
             creating: tokio::sync::Mutex::default(),
         }))
     }
@@ -193,7 +220,10 @@ impl Gateway {
                 Ok(()) if entry.closing => self.finalize(id).await?,
                 Ok(()) | Err(GatewayError::Ended(_)) => {}
                 Err(GatewayError::Chain(error)) => return Err(error.into()),
-                Err(error) => tracing::error!(escrow = id, %error, "gateway_session_not_opened"),
+                Err(error) => {
+                    tracing::error!(escrow = id, %error, "gateway_session_not_opened");
+                    inner.unopened().insert(id, entry.model);
+                }
             }
         }
         Ok(())
@@ -233,8 +263,9 @@ impl Gateway {
     /// As `finalize`.
     pub async fn finalize_audited(&self, audit: Audit) -> Result<u64> {
         let escrow_id = audit.escrow_id;
-        self.0.session(escrow_id).ok_or(GatewayError::NoSession(escrow_id))?;
+        let session = self.0.session(escrow_id).ok_or(GatewayError::NoSession(escrow_id))?;
         let seq = blocking(&self.0, move |inner| inner.journal.audit(&audit)).await?;
+        session.dismissed.store(true, Ordering::Release);
         self.finalize(escrow_id).await?;
         Ok(seq)
     }
@@ -288,6 +319,13 @@ impl Gateway {
         self.0.sessions().values().any(|session| session.row.config.model == model && session.glance().active)
     }
 
+    /// Escrows of `model` that are this gateway's and not over, but whose session could not be opened; ascending.
+    #[must_use]
+    pub fn unopened(&self, model: &str) -> Vec<u64> {
+        let unopened = self.0.unopened();
+        unopened.iter().filter(|(_, of)| *of == model).map(|(id, _)| *id).collect()
+    }
+
     /// Ids of open sessions, ascending.
     #[must_use]
     pub fn escrows(&self) -> Vec<u64> {
@@ -304,9 +342,15 @@ impl Gateway {
                 amount: config.amount,
                 max_nonce: config.max_nonce,
                 slots: u32::try_from(config.slots.len()).unwrap_or(u32::MAX),
-                fee_per_nonce: config.fee_per_nonce,
                 blocks_left: session.row.expires_at.saturating_sub(height),
                 glance: session.glance(),
+                smallest: config
+                    .token_price
+                    .saturating_mul(SMALLEST_TOKENS.min(self.0.settings.offer.context_length).into())
+                    .saturating_add(config.fee_per_nonce),
+                too_dear: session.too_dear.load(Ordering::Relaxed),
+                over: session.over(),
+                dismissed: session.dismissed.load(Ordering::Acquire),
             }
         };
         self.0.sessions().values().map(standing).collect()
@@ -365,6 +409,10 @@ impl Inner {
 
     fn sessions(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Session>>> {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn unopened(&self) -> MutexGuard<'_, BTreeMap<u64, String>> {
+        self.unopened.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn tasks(&self) -> MutexGuard<'_, JoinSet<()>> {

@@ -32,6 +32,8 @@ pub use server::{ReflectionError, serve};
 
 /// Shortest operator token, bytes.
 pub const TOKEN_MIN: usize = 16;
+/// Connections at a time; more wait in the backlog.
+const CONNECTIONS_MAX: usize = 256;
 /// Rows of a page at most.
 const PAGE_MAX: usize = 100;
 /// Watchers at a time.
@@ -74,13 +76,21 @@ pub struct Operators {
     gateway: Gateway,
     token: Option<OperatorToken>,
     watchers: Arc<Semaphore>,
+    connections: usize,
 }
 
 impl Operators {
     /// Without a token no verb is taken.
     #[must_use]
     pub fn new(gateway: Gateway, token: Option<OperatorToken>) -> Self {
-        Self { gateway, token, watchers: Arc::new(Semaphore::new(WATCHERS)) }
+        Self { gateway, token, watchers: Arc::new(Semaphore::new(WATCHERS)), connections: CONNECTIONS_MAX }
+    }
+
+    /// Takes at most `connections` at a time, 256 otherwise.
+    #[must_use]
+    pub fn with_connections(mut self, connections: usize) -> Self {
+        self.connections = connections.clamp(1, CONNECTIONS_MAX);
+        self
     }
 
     fn address(&self, text: &str) -> Result<Address, Status> {

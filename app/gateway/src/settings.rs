@@ -109,6 +109,27 @@ pub struct Prober {
     pub deadline_ms: u64,
 }
 
+/// Connections that the process takes, so that hosts, chain and stores always have file descriptors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Connections {
+    /// Of applications.
+    pub http: usize,
+    /// Of hosts and operators.
+    pub grpc: usize,
+}
+
+impl Connections {
+    /// Shares of `descriptors` that the process may have open: at most half for applications and an eighth for operators.
+    #[must_use]
+    pub fn within(descriptors: u64) -> Self {
+        let share = |part: u64, most: usize| {
+            let share = descriptors.checked_div(part).unwrap_or(0);
+            usize::try_from(share).unwrap_or(usize::MAX).clamp(1, most)
+        };
+        Self { http: share(2, 1024), grpc: share(8, 256) }
+    }
+}
+
 impl Default for Settings {
     fn default() -> Self {
         Self {
@@ -160,5 +181,19 @@ mod tests {
         let pauses: Vec<u64> = (1..=8).map(|failed| retry.pause_ms(failed)).collect();
         assert_eq!(pauses, [1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000]);
         assert_eq!(retry.pause_ms(u32::MAX), 60_000);
+    }
+
+    #[test]
+    fn few_descriptors_leave_some_for_hosts_and_stores() {
+        for (descriptors, http, grpc) in [
+            (u64::MAX, 1024, 256),
+            (4096, 1024, 256),
+            (2048, 1024, 256),
+            (1024, 512, 128),
+            (130, 65, 16),
+            (0, 1, 1),
+        ] {
+            assert_eq!(Connections::within(descriptors), Connections { http, grpc }, "{descriptors}");
+        }
     }
 }

@@ -168,12 +168,14 @@ impl Actor {
                             escrow = self.escrow_id,
                             "gateway_store_failed: the session is opened again"
                         );
+                        self.session.break_down(RequestError::Storage);
                         self.close().await;
                         let _ = tokio::task::spawn_blocking(move || drop(machine)).await;
                         return (End::Broken, self.inbox);
                     }
                 }
                 None => {
+                    self.session.break_down(RequestError::Stopping);
                     self.close().await;
                     return (End::Broken, self.inbox);
                 }
@@ -381,8 +383,9 @@ impl Actor {
     async fn close(&mut self) {
         self.by_call.clear();
         self.calls.shutdown().await;
+        let why = self.session.broken().unwrap_or(RequestError::Stopping);
         for (_, client) in std::mem::take(&mut self.clients) {
-            let _ = client.events.try_send(ClientEvent::Failed(RequestError::Stopping));
+            let _ = client.events.try_send(ClientEvent::Failed(why.clone()));
         }
         for (_, verb) in std::mem::take(&mut self.verbs) {
             let _ = verb.send(Err(VerbError::WrongPhase));

@@ -10,6 +10,28 @@ use super::{Gateway, GatewayError, Inner, Intent, Result, blocking};
 use crate::chain::{DeliverError, NewEscrow, Order, TX_LIFE_BLOCKS, deliver_until};
 
 impl Gateway {
+    /// [`Self::create`] for a gateway that begins: not when it has an escrow of the model already, open or not here.
+    ///
+    /// # Errors
+    /// [`GatewayError::Unopened`], [`GatewayError::Unclaimed`]: nothing was spent.
+    pub async fn create_first(&self, new: NewEscrow) -> Result<u64> {
+        let inner = &self.0;
+        let model = new.model.clone();
+        let ids = self.unopened(&model);
+        if !ids.is_empty() {
+            return Err(GatewayError::Unopened { model, ids });
+        }
+        let known: BTreeSet<u64> =
+            blocking(inner, |inner| inner.journal.escrows()).await?.into_iter().map(|(id, _)| id).collect();
+        let rows = inner.chain.own_open(&model).await?;
+        let ids: Vec<u64> =
+            rows.iter().map(|row| row.config.escrow_id).filter(|id| !known.contains(id)).collect();
+        if !ids.is_empty() {
+            return Err(GatewayError::Unclaimed { model, ids });
+        }
+        self.create(new, None).await
+    }
+
     /// Creates an escrow and opens its session; `budget` is a budget that pays it.
     ///
     /// # Errors
@@ -17,7 +39,14 @@ impl Gateway {
     pub async fn create(&self, new: NewEscrow, budget: Option<(&'static str, u128)>) -> Result<u64> {
         let inner = &self.0;
         let _one = inner.creating.lock().await;
-        inner.finish_intent(budget.map(|(name, _)| name)).await?;
+        let earlier = blocking(inner, |inner| inner.journal.intent()).await?;
+        if let Some(id) = inner.finish_intent(budget.map(|(name, _)| name)).await? {
+            // What an earlier attempt paid for, though it did not hear of it.
+            self.open_new(id, true).await?;
+            if earlier.is_some_and(|intent| intent.model == new.model && intent.amount == new.amount) {
+                return Ok(id);
+            }
+        }
         let from = inner.chain.height().await?;
         let until = from.saturating_add(TX_LIFE_BLOCKS);
         let intent = Intent { model: new.model.clone(), amount: new.amount, from, until };

@@ -7,6 +7,10 @@ use super::journal::JournalError;
 use crate::chain::DeliverError;
 use crate::core::{OpenError, VerbError};
 
+fn list(ids: &[u64]) -> String {
+    ids.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
+}
+
 /// Why the gateway does not do it. Codes are stable.
 #[derive(Debug, thiserror::Error)]
 pub enum GatewayError {
@@ -50,6 +54,29 @@ pub enum GatewayError {
         escrow_id: u64,
         /// Its model.
         found: String,
+    },
+    /// Escrows of this gateway whose sessions could not be opened.
+    #[error(
+        "not_opened: escrow {} of {model} could not be opened, the log says why; no further escrow is created",
+        list(ids)
+    )]
+    Unopened {
+        /// Their model.
+        model: String,
+        /// Which.
+        ids: Vec<u64>,
+    },
+    /// Open escrows of this key that the journal does not know.
+    #[error(
+        "not_claimed: on the chain escrow {} of {model} is open for this key, and not known here: take it up with \
+         --escrow, unless another gateway has it; no further escrow is created",
+        list(ids)
+    )]
+    Unclaimed {
+        /// Their model.
+        model: String,
+        /// Which.
+        ids: Vec<u64>,
     },
     /// No session of it here.
     #[error("no_session: this gateway has no session of escrow {0}")]

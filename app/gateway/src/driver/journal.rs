@@ -1,7 +1,9 @@
 //! What the gateway keeps beside its sessions: which escrows it has, what is owed to the chain, what operators asked for,
 //! changes of flags, what API keys spent, replies, budgets. One folder, one process.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use borsh::{BorshDeserialize, BorshSerialize};
 use holdfast_escrow::session::settle::Settlement;
@@ -27,6 +29,7 @@ const P_PROBES: Prefix = Prefix::new(SPACE, 9, "probes");
 const P_KEYS: Prefix = Prefix::new(SPACE, 10, "API keys");
 const P_REPLIES: Prefix = Prefix::new(SPACE, 11, "replies");
 const P_MARKS: Prefix = Prefix::new(SPACE, 12, "reply marks");
+const P_TRIED: Prefix = Prefix::new(SPACE, 13, "a write that is tried");
 const _: () = assert_distinct(&[
     P_ESCROWS,
     P_INTENT,
@@ -40,6 +43,7 @@ const _: () = assert_distinct(&[
     P_KEYS,
     P_REPLIES,
     P_MARKS,
+    P_TRIED,
 ]);
 
 const ESCROWS: Map<u64, EscrowEntry> = Map::new(P_ESCROWS);
@@ -57,6 +61,11 @@ const PROBES: Map<(String, Address), (u64, u32, u32)> = Map::new(P_PROBES);
 pub(super) const KEYS: Map<String, u64> = Map::new(P_KEYS);
 pub(super) const REPLIES: Map<ReplyId, StoredReply> = Map::new(P_REPLIES);
 pub(super) const MARKS: Map<ReplyId, ReplyMark> = Map::new(P_MARKS);
+/// Written to find out whether the store takes writes.
+pub(super) const TRIED: Item<u64> = Item::new(P_TRIED);
+
+/// Between the failure of the store and an attempt to open it again, and between two attempts.
+const REOPEN: Duration = Duration::from_secs(1);
 
 /// Changes of flags that are kept.
 const EVENTS_KEPT: u64 = 10_000;
@@ -88,8 +97,10 @@ impl EscrowEntry {
         let phase = match self.ended {
             Some(Ended::Settled) => "settled",
             Some(Ended::Retired) => "retired",
-            // Not open, though it should be: the log says why.
-            None => "closed",
+            // Its session is over; the chain has yet to pay.
+            None if self.owed.is_some() => "owed",
+            // The chain holds its coins, and it is not open here: the log says why.
+            None => "not_opened",
         };
         pb::EscrowSession { escrow_id, model: self.model.clone(), phase: phase.into(), ..last }
     }
@@ -166,10 +177,39 @@ pub enum JournalError {
     },
 }
 
-/// The journal. Calls block for a disk's sync.
+/// Opens the store of a journal.
+type Reopen = Box<dyn Fn() -> std::result::Result<Box<dyn LocalDb>, DbError> + Send + Sync>;
+
+enum Store {
+    Open(Arc<dyn LocalDb>),
+    /// A commit failed: what is on disk is not known until it is opened again.
+    Closed {
+        error: DbError,
+        at: Instant,
+    },
+}
+
+/// The journal. Calls block for a disk's sync. After a commit that failed every call fails, until a later one could open the
+/// store again.
 pub struct Journal {
-    db: Mutex<Box<dyn LocalDb>>,
+    store: Mutex<Store>,
+    /// Without it a store that failed stays as it is.
+    reopen: Option<Reopen>,
     last_event: watch::Sender<u64>,
+}
+
+/// The open store; nobody else has it meanwhile.
+pub(super) struct Opened<'a> {
+    db: Arc<dyn LocalDb>,
+    store: MutexGuard<'a, Store>,
+}
+
+impl Deref for Opened<'_> {
+    type Target = dyn LocalDb;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.db
+    }
 }
 
 type Result<T> = std::result::Result<T, JournalError>;
@@ -181,24 +221,77 @@ impl Journal {
     /// [`JournalError`].
     pub fn open(db: Box<dyn LocalDb>) -> Result<Self> {
         let last = EVENT_SEQ.peek(&*db)?;
-        Ok(Self { db: Mutex::new(db), last_event: watch::Sender::new(last) })
+        let store = Mutex::new(Store::Open(Arc::from(db)));
+        Ok(Self { store, reopen: None, last_event: watch::Sender::new(last) })
     }
 
-    pub(super) fn db(&self) -> MutexGuard<'_, Box<dyn LocalDb>> {
-        self.db.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Over the store that `open` opens, now and after a commit failed, as of a disk that was full.
+    ///
+    /// # Errors
+    /// [`JournalError`].
+    pub fn reopening(
+        open: impl Fn() -> std::result::Result<Box<dyn LocalDb>, DbError> + Send + Sync + 'static,
+    ) -> Result<Self> {
+        let journal = Self::open(open()?)?;
+        Ok(Self { reopen: Some(Box::new(open)), ..journal })
+    }
+
+    pub(super) fn db(&self) -> Result<Opened<'_>> {
+        let mut store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
+        let db = match &*store {
+            Store::Open(db) => Arc::clone(db),
+            Store::Closed { error, at } => match &self.reopen {
+                Some(reopen) if at.elapsed() >= REOPEN => match reopen() {
+                    Ok(db) => {
+                        tracing::info!("gateway_journal_reopened");
+                        let db: Arc<dyn LocalDb> = Arc::from(db);
+                        *store = Store::Open(Arc::clone(&db));
+                        db
+                    }
+                    Err(again) => {
+                        if again != *error {
+                            tracing::error!(error = %again, "gateway_journal_failed");
+                        }
+                        *store = Store::Closed { error: again.clone(), at: Instant::now() };
+                        return Err(again.into());
+                    }
+                },
+                _ => return Err(error.clone().into()),
+            },
+        };
+        Ok(Opened { db, store })
+    }
+
+    /// A commit failed.
+    fn close(&self, opened: Opened<'_>, error: &DbError) {
+        tracing::error!(%error, "gateway_journal_failed: it is opened again");
+        let Opened { db, mut store } = opened;
+        if self.reopen.is_some() {
+            drop(db);
+            // The last handle goes with it, and the lock of the folder with that.
+            *store = Store::Closed { error: error.clone(), at: Instant::now() };
+        }
     }
 
     /// Runs `step` over the store and commits what it wrote.
     pub(super) fn step<T>(&self, sync: bool, step: impl FnOnce(&mut BranchKv<'_>) -> Result<T>) -> Result<T> {
-        let db = self.db();
-        let base: &dyn KvRead = &**db;
+        let db = self.db()?;
+        let base: &dyn KvRead = &*db;
         let mut branch = BranchKv::new(base);
         let out = step(&mut branch)?;
         let writes = branch.into_writes();
-        if !writes.is_empty() {
-            db.commit(writes, sync)?;
+        if writes.is_empty() {
+            return Ok(out);
         }
-        Ok(out)
+        match db.commit(writes, sync) {
+            Ok(()) => Ok(out),
+            Err(error) => {
+                if matches!(error, DbError::Full { .. } | DbError::Failed { .. }) {
+                    self.close(db, &error);
+                }
+                Err(error.into())
+            }
+        }
     }
 
     /// Escrows by id.
@@ -206,13 +299,13 @@ impl Journal {
     /// # Errors
     /// [`JournalError`], as of every method here.
     pub fn escrows(&self) -> Result<Vec<(u64, EscrowEntry)>> {
-        let db = self.db();
-        Ok(ESCROWS.iter(&**db, Order::Ascending).collect::<std::result::Result<_, _>>()?)
+        let db = self.db()?;
+        Ok(ESCROWS.iter(&*db, Order::Ascending).collect::<std::result::Result<_, _>>()?)
     }
 
     /// One escrow.
     pub fn escrow(&self, id: u64) -> Result<Option<EscrowEntry>> {
-        Ok(ESCROWS.get(&**self.db(), &id)?)
+        Ok(ESCROWS.get(&*self.db()?, &id)?)
     }
 
     /// Notes that an escrow is this gateway's; an entry that is there stays. Ends an intent to create it.
@@ -253,7 +346,7 @@ impl Journal {
 
     /// The escrow that may be under way.
     pub fn intent(&self) -> Result<Option<Intent>> {
-        Ok(INTENT.get(&**self.db())?)
+        Ok(INTENT.get(&*self.db()?)?)
     }
 
     /// Notes that an escrow is about to be created, and takes `wanted` from the budget `name` in the same step.
@@ -283,12 +376,12 @@ impl Journal {
 
     /// What a budget has cost so far.
     pub fn spent(&self, name: &'static str) -> Result<u128> {
-        Ok(SPENT.get(&**self.db(), &name.to_owned())?.unwrap_or(0))
+        Ok(SPENT.get(&*self.db()?, &name.to_owned())?.unwrap_or(0))
     }
 
     /// Whether this cooldown of a member was probed already.
     pub fn probed(&self, model: &str, member: &Address, cooldown: (u64, u32, u32)) -> Result<bool> {
-        Ok(PROBES.get(&**self.db(), &(model.to_owned(), *member))? == Some(cooldown))
+        Ok(PROBES.get(&*self.db()?, &(model.to_owned(), *member))? == Some(cooldown))
     }
 
     /// Notes a probe before it is sent, and takes its price from the budget.
@@ -321,8 +414,8 @@ impl Journal {
 
     /// Rows of the audit log from `from` on, at most `limit`.
     pub fn audits(&self, from: u64, limit: usize) -> Result<Vec<(u64, Audit)>> {
-        let db = self.db();
-        let rows = AUDITS.after(&**db, from.checked_sub(1).as_ref());
+        let db = self.db()?;
+        let rows = AUDITS.after(&*db, from.checked_sub(1).as_ref());
         Ok(rows.take(limit).collect::<std::result::Result<_, _>>()?)
     }
 
@@ -355,9 +448,9 @@ impl Journal {
 
     /// Changes from `from` on (0 or one that is gone: from the oldest kept), at most `limit`.
     pub fn events(&self, from: u64, limit: usize) -> Result<Vec<pb::WatchDivergenceResponse>> {
-        let db = self.db();
+        let db = self.db()?;
         let mut rows = Vec::new();
-        for row in EVENTS.after(&**db, from.checked_sub(1).as_ref()).take(limit) {
+        for row in EVENTS.after(&*db, from.checked_sub(1).as_ref()).take(limit) {
             let (_, bytes) = row?;
             rows.push(pb::WatchDivergenceResponse::decode(bytes.as_slice()).map_err(corrupt)?);
         }
@@ -366,9 +459,9 @@ impl Journal {
 
     /// Flags of an escrow as the log of changes has them.
     pub fn logged_flags(&self, escrow_id: u64) -> Result<Vec<(Address, pb::DivergenceFlag)>> {
-        let db = self.db();
+        let db = self.db()?;
         let mut rows = Vec::new();
-        for row in LAST.prefix(&**db, &escrow_id, Order::Ascending) {
+        for row in LAST.prefix(&*db, &escrow_id, Order::Ascending) {
             let ((_, participant), bytes) = row?;
             let row = pb::WatchDivergenceResponse::decode(bytes.as_slice()).map_err(corrupt)?;
             rows.push((participant, row.flag.unwrap_or_default()));
@@ -396,7 +489,7 @@ fn corrupt(error: holdfast_proto::prost::DecodeError) -> JournalError {
 
 #[cfg(test)]
 mod tests {
-    use holdfast_host::store::MemDb;
+    use holdfast_host::store::{Fault, MemDb};
 
     use super::*;
 
@@ -413,6 +506,47 @@ mod tests {
             reason: "because".into(),
             at_ms: 5,
         }
+    }
+
+    #[test]
+    fn a_journal_whose_disk_was_full_is_opened_again_when_there_is_room_and_takes_nothing_before() {
+        use crate::openai::{KeyBudgets, ReplyStore};
+        let disk = MemDb::new();
+        let (opened, times) = (Mutex::new(disk), std::sync::atomic::AtomicU32::new(0));
+        let journal = Journal::reopening(move || {
+            let mut db = opened.lock().unwrap();
+            *db = db.reopen(false);
+            match times.fetch_add(1, std::sync::atomic::Ordering::Relaxed) {
+                // The third commit finds no room, nor does the first after it was opened again.
+                0 => db.fault(3, Fault::Full),
+                1 => db.fault(1, Fault::Full),
+                _ => {}
+            }
+            Ok(Box::new(db.clone()) as Box<dyn LocalDb>)
+        })
+        .unwrap();
+        journal.set_spent("app", 5).unwrap();
+        ReplyStore::ready(&journal).unwrap();
+        assert!(journal.set_spent("app", 6).is_err());
+        // Closed: nothing is read or written, so nobody is charged or served by what is not known.
+        assert!(journal.spent("app").is_err() && ReplyStore::ready(&journal).is_err());
+        assert!(matches!(journal.escrows(), Err(JournalError::Db(DbError::Full { .. }))));
+        std::thread::sleep(REOPEN);
+        assert_eq!(KeyBudgets::spent(&journal, "app").unwrap(), 5);
+        assert!(ReplyStore::ready(&journal).is_err(), "still no room");
+        std::thread::sleep(REOPEN);
+        ReplyStore::ready(&journal).unwrap();
+        journal.set_spent("app", 7).unwrap();
+        assert_eq!(KeyBudgets::spent(&journal, "app").unwrap(), 7);
+    }
+
+    #[test]
+    fn an_escrow_that_is_not_open_here_is_shown_as_that_and_not_as_ended() {
+        let journal = journal();
+        journal.adopt(7, "m", 1).unwrap();
+        assert_eq!(journal.escrow(7).unwrap().unwrap().shown(7).phase, "not_opened");
+        journal.update(7, |entry| entry.ended = Some(Ended::Settled)).unwrap();
+        assert_eq!(journal.escrow(7).unwrap().unwrap().shown(7).phase, "settled");
     }
 
     #[test]

@@ -52,6 +52,8 @@ pub struct Glance {
     pub nonces_left: u64,
     /// Coins that are free.
     pub balance: u128,
+    /// Coins that requests under way have reserved.
+    pub reserved: u128,
 }
 
 /// A session as the service shows it.
@@ -80,6 +82,7 @@ impl Machine for GatewayCore {
             queued: usize::try_from(status.queued).unwrap_or(usize::MAX),
             nonces_left: last.saturating_sub(state.nonce()),
             balance: state.balance(),
+            reserved: state.reserved(),
         }
     }
 

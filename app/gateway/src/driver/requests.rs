@@ -10,10 +10,11 @@ use std::time::Duration;
 
 use holdfast_proto::holdfast::runner::v1::FailureKind;
 use tokio::sync::mpsc::error::TrySendError;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
 
 use super::actor::Input;
-use super::{Counted, Gateway, Inner, Session};
+use super::{Counted, Gateway, Inner, Renewals, Session};
 use crate::core::{ClientEvent, Event, RequestError, UserRequest};
 use crate::openai;
 
@@ -21,6 +22,8 @@ use crate::openai;
 const EVENTS: usize = 64;
 /// How long after its deadline a request that nobody ended is ended here.
 const GRACE: Duration = Duration::from_secs(10);
+/// Longest wait for an escrow that is being opened in place of one that is used up.
+const RENEWAL: Duration = Duration::from_secs(30);
 /// A token within this time is a sign of life, milliseconds.
 const SIGN_OF_LIFE_MS: u64 = 60_000;
 /// When to try again, milliseconds.
@@ -105,33 +108,64 @@ struct Relay {
 impl Relay {
     async fn run(self, enough: oneshot::Receiver<()>) {
         let mut enough = Some(enough);
+        let mut renewals = self.inner.renewals.subscribe();
+        let waits_until = Instant::now() + RENEWAL;
         let mut tried = BTreeSet::new();
-        let mut last = None;
-        while let Some(session) = self.choose(&tried) {
-            tried.insert(session.escrow_id);
-            match self.ask(&session, &mut enough).await {
-                Tried::Over => return,
-                // A small refusal says more than a later one of an escrow that is at its end.
-                Tried::Next(error) => last = Some(worse(last, error)),
+        let failure = loop {
+            renewals.mark_unchanged();
+            let mut last = None;
+            while let Some(session) = self.choose(&tried) {
+                tried.insert(session.escrow_id);
+                match self.ask(&session, &mut enough).await {
+                    Tried::Over => return,
+                    // A small refusal says more than a later one of an escrow that is at its end.
+                    Tried::Next(error) => last = Some(worse(last, error)),
+                }
             }
-        }
-        let failure = match last {
-            Some(error) => failure(&error),
-            None if self.inner.stopping() => failure(&RequestError::Stopping),
-            None => self.nobody(),
+            let error = match last {
+                Some(error) => error,
+                None if self.inner.stopping() => RequestError::Stopping,
+                None => self.nobody(),
+            };
+            let used_up = matches!(error, RequestError::EscrowExhausted | RequestError::TooDear { .. });
+            if !used_up || !self.renewed(&mut renewals, waits_until).await {
+                break failure(&error);
+            }
+            if self.out.is_closed() {
+                return;
+            }
         };
         let _ = self.out.send(openai::Event::Failed(failure)).await;
     }
 
+    /// Waits for the next escrow of the model, if one is to be opened; gives whether sessions may have changed.
+    async fn renewed(&self, renewals: &mut watch::Receiver<Renewals>, until: Instant) -> bool {
+        let (inner, model) = (&self.inner, &self.submission.model);
+        if Instant::now() >= until || self.inner.stopping() || renewals.borrow().failed.contains(model) {
+            return false;
+        }
+        if !crate::rotation::renews(inner, model).await {
+            return false;
+        }
+        inner.wanted.notify_one();
+        let end = inner.clock.instant(self.deadline_ms).min(until);
+        tokio::select! {
+            changed = renewals.changed() => changed.is_ok(),
+            () = self.out.closed() => true,
+            () = tokio::time::sleep_until(end) => false,
+        }
+    }
+
     /// Why no escrow was even asked.
-    fn nobody(&self) -> openai::Failure {
+    fn nobody(&self) -> RequestError {
         let sessions = self.inner.sessions();
         let of_model =
             || sessions.values().filter(|session| session.row.config.model == self.submission.model);
         if of_model().any(|session| session.glance().self_suspect) {
-            return failure(&RequestError::SelfSuspect);
+            return RequestError::SelfSuspect;
         }
-        failure(&RequestError::EscrowExhausted)
+        // One that is being opened again is not used up.
+        of_model().find_map(|session| session.broken()).unwrap_or(RequestError::EscrowExhausted)
     }
 
     /// The next escrow to ask: one that can pay first, then the fewest waiting, then the oldest.
@@ -204,9 +238,21 @@ impl Relay {
                 && !begun
                 && passes_on(error)
             {
+                if let RequestError::TooDear { reserve, .. } = error
+                    && crate::rotation::ordinary(
+                        *reserve,
+                        session.row.config.amount,
+                        &self.inner.settings.rotation,
+                    )
+                {
+                    session.too_dear.fetch_add(1, Ordering::Relaxed);
+                }
                 return Tried::Next(error.clone());
             }
             begun |= matches!(event, ClientEvent::Delta { .. });
+            if matches!(event, ClientEvent::Dispatched { .. }) {
+                session.too_dear.store(0, Ordering::Relaxed);
+            }
             let event = self.event(session, event);
             // The reader may be slow; meanwhile events wait on the session's side, bounded.
             tokio::select! {
@@ -303,7 +349,8 @@ fn failure(error: &RequestError) -> openai::Failure {
         RequestError::HostFailed { kind } => Failure::Host(host_failure(*kind)),
         RequestError::BodyRefused { .. } => Failure::BodyRefused,
         RequestError::Deadline => Failure::DeadlineExceeded,
-        RequestError::Invalid(_) | RequestError::Storage => Failure::Internal,
+        RequestError::Storage => Failure::Storage { retry_after_ms: LATER_MS },
+        RequestError::Invalid(_) => Failure::Internal,
     }
 }
 

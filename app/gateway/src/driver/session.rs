@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use holdfast_types::Address;
 use tokio::sync::mpsc;
@@ -16,7 +16,7 @@ use super::{
     machine,
 };
 use crate::chain::{EscrowRow, EscrowStatus};
-use crate::core::{Effect, FlagView, RetireReason};
+use crate::core::{Effect, FlagView, RequestError, RetireReason};
 use crate::settings::Retry;
 
 /// How long the hosts of a session with an empty store may take to say what they have, and between two looks.
@@ -25,6 +25,9 @@ const LOOK_MS: u64 = 10;
 
 /// Before a session whose machine panicked, or whose store took no commit, is opened again.
 const REOPEN: Retry = Retry { first_ms: 1_000, max_ms: 60_000, attempts: u32::MAX };
+
+/// After so long without trouble the pause before it is opened again begins anew.
+const SOUND: Duration = Duration::from_secs(60);
 
 /// The side of a session that others see.
 pub(super) struct Session {
@@ -40,6 +43,12 @@ pub(super) struct Session {
     pub(super) calls: AtomicUsize,
     /// No requests yet: its store is empty, and it is not known whether hosts have diffs of ours.
     pub(super) held: AtomicBool,
+    /// Why there is no machine now; it is being opened again.
+    pub(super) broken: Mutex<Option<RequestError>>,
+    /// An operator ended it, or an earlier process: it is not replaced.
+    pub(super) dismissed: AtomicBool,
+    /// Requests in a row that were refused as too dear, though small beside the whole escrow.
+    pub(super) too_dear: AtomicU64,
     pub(super) _lease: Lease,
 }
 
@@ -62,6 +71,22 @@ impl Session {
             waited += LOOK_MS;
         }
         self.held.store(false, Ordering::Release);
+    }
+
+    /// Whether it takes no more requests for good: it is at its end, or being ended.
+    pub(super) fn over(&self) -> bool {
+        let glance = *self.glance.lock().unwrap_or_else(PoisonError::into_inner);
+        let doubtful = glance.self_suspect || glance.storage_failed || self.held.load(Ordering::Acquire);
+        !glance.active && !doubtful && self.broken().is_none()
+    }
+
+    /// What its requests are told until it is open again.
+    pub(super) fn break_down(&self, why: RequestError) {
+        *self.broken.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
+    }
+
+    pub(super) fn broken(&self) -> Option<RequestError> {
+        self.broken.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(super) fn alive(&self, mono_ms: u64) {
@@ -130,6 +155,9 @@ impl Gateway {
             token_at: AtomicU64::new(0),
             calls: AtomicUsize::new(1),
             held: AtomicBool::new(first && !created),
+            broken: Mutex::default(),
+            dismissed: AtomicBool::new(entry.closing),
+            too_dear: AtomicU64::new(0),
             _lease: inner.hosts.lease(row.config.owners().into_keys().collect()),
             row,
         });
@@ -145,9 +173,11 @@ impl Gateway {
             session.look(machine.glance(inner.clock.now()));
             sessions.insert(escrow_id, Arc::clone(&session));
         }
+        inner.unopened().remove(&escrow_id);
         inner
             .spawn("session", supervise(Arc::clone(inner), Arc::clone(&session), receiver, machine, effects));
         session.settle_in().await;
+        inner.renewals.send_modify(|renewals| renewals.opened = renewals.opened.wrapping_add(1));
         // The hosts believe that this gateway is gone: a settlement goes before what they brought.
         if disputed { self.finalize(escrow_id).await } else { Ok(()) }
     }
@@ -246,6 +276,7 @@ async fn supervise(
             chain_id: inner.chain_id.clone(),
             clock: inner.clock,
         };
+        let began = Instant::now();
         let actor = Actor::new(Arc::clone(&inner), Arc::clone(&session), inbox, caller);
         let (end, back) = actor.run(machine, effects).await;
         inbox = back;
@@ -255,20 +286,24 @@ async fn supervise(
                 inner.ended(escrow_id, reason, last).await;
                 break;
             }
-            End::Broken => loop {
-                broken = broken.saturating_add(1);
-                sleep(Duration::from_millis(REOPEN.pause_ms(broken))).await;
-                match inner.open_machine(&session).await {
-                    Ok(opened) => {
-                        (machine, effects) = opened;
-                        break;
-                    }
-                    // A disk may have room again.
-                    Err(error) => {
-                        tracing::error!(escrow = escrow_id, %error, "gateway_session_not_opened");
-                    }
+            // Troubles that are long over do not make this one wait.
+            End::Broken if began.elapsed() > SOUND => broken = 0,
+            End::Broken => {}
+        }
+        loop {
+            broken = broken.saturating_add(1);
+            sleep(Duration::from_millis(REOPEN.pause_ms(broken))).await;
+            match inner.open_machine(&session).await {
+                Ok(opened) => {
+                    (machine, effects) = opened;
+                    *session.broken.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                    break;
                 }
-            },
+                // A disk may have room again.
+                Err(error) => {
+                    tracing::error!(escrow = escrow_id, %error, "gateway_session_not_opened");
+                }
+            }
         }
     }
     inner.sessions().remove(&escrow_id);

@@ -3,6 +3,7 @@
 pub(crate) mod chain;
 pub(crate) mod host;
 mod life;
+mod losses;
 mod requests;
 
 use std::collections::BTreeMap;
@@ -33,6 +34,8 @@ pub(crate) struct Disks {
     journal: MemDb,
     /// The next event makes a session panic.
     panics: Arc<AtomicBool>,
+    /// Stores of sessions do not open.
+    refuses: Arc<AtomicBool>,
 }
 
 impl Disks {
@@ -43,6 +46,7 @@ impl Disks {
             sessions: Arc::new(Mutex::new(sessions)),
             journal: self.journal.reopen(true),
             panics: Arc::default(),
+            refuses: Arc::default(),
         }
     }
 }
@@ -55,6 +59,9 @@ struct MemOpener {
 
 impl Opener for MemOpener {
     fn open(&self, frozen: FrozenConfig, now: Now) -> Result<(Box<dyn Machine>, Vec<Effect>), OpenError> {
+        if self.disks.refuses.load(Ordering::Relaxed) {
+            return Err(OpenError::Storage("damaged".into()));
+        }
         let db = self.disks.sessions.lock().unwrap().entry(frozen.escrow_id).or_default().clone();
         let mut drawn = 0u8;
         let entropy = move || {

@@ -190,6 +190,11 @@ pub enum Failure {
     Host(FailureKind),
     /// The deadline passed.
     DeadlineExceeded,
-    /// The gateway's own fault, such as a store that does not write. The reason is in its log.
+    /// A store of the gateway takes no writes; it is opened again by itself.
+    Storage {
+        /// When to try again.
+        retry_after_ms: u64,
+    },
+    /// The gateway's own fault. The reason is in its log.
     Internal,
 }

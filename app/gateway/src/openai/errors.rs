@@ -9,6 +9,9 @@ use super::backend::Failure;
 /// Longest `Retry-After`, seconds.
 const RETRY_MAX_S: u64 = 3600;
 
+/// When to try again after the store failed.
+const STORAGE_AGAIN_MS: u64 = 5000;
+
 /// Most characters of a client's own words in an error.
 const ECHO_CHARS: usize = 128;
 
@@ -183,6 +186,24 @@ impl ApiError {
             .retry_after_ms(1000)
     }
 
+    /// What the gateway has to keep cannot be kept now.
+    pub(crate) fn storage() -> Self {
+        Self::of_storage(STORAGE_AGAIN_MS)
+    }
+
+    fn of_storage(retry_after_ms: u64) -> Self {
+        let message = "the gateway's store takes no writes now, as when its disk is full; its log says why";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", "storage_unavailable", message)
+            .retry_after_ms(retry_after_ms)
+    }
+
+    /// More connections than the gateway serves.
+    pub(crate) fn too_many_connections() -> Self {
+        let message = "too many connections; use those that are open, or come again";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", "too_many_connections", message)
+            .retry_after_ms(1000)
+    }
+
     pub(crate) fn internal() -> Self {
         let message = "the gateway failed; its log says why";
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", "internal_error", message)
@@ -226,6 +247,7 @@ impl ApiError {
                 let message = "the answer was not whole in time";
                 Self::new(StatusCode::GATEWAY_TIMEOUT, "server_error", "deadline_exceeded", message)
             }
+            Failure::Storage { retry_after_ms } => Self::of_storage(retry_after_ms),
             Failure::Internal => Self::internal(),
         }
     }

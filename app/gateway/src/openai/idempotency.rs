@@ -47,6 +47,12 @@ pub trait ReplyStore: Send + Sync + 'static {
     /// [`StoreError`] when it cannot be read; the request fails.
     fn get(&self, id: &ReplyId) -> Result<Option<StoredReply>, StoreError>;
 
+    /// Whether replies can be kept, found out by a small write. Asked before a request runs under a key.
+    ///
+    /// # Errors
+    /// [`StoreError`] when they cannot; the request is refused.
+    fn ready(&self) -> Result<(), StoreError>;
+
     /// Keeps a reply.
     ///
     /// # Errors
@@ -95,6 +101,10 @@ impl ReplyStore for MemReplies {
         Ok(lock(&self.0).get(id).cloned())
     }
 
+    fn ready(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
     fn put(&self, id: &ReplyId, reply: &StoredReply) -> Result<(), StoreError> {
         lock(&self.0).insert(*id, reply.clone());
         Ok(())
@@ -141,7 +151,7 @@ impl Replies {
     /// Begins a request under an idempotency key. `who` is the API key's name, empty in open mode.
     ///
     /// # Errors
-    /// 400 for a key that is none, 409 as in the table, 500 when the store fails.
+    /// 400 for a key that is none, 409 as in the table, 503 when the store fails.
     pub(crate) fn begin(
         self: &Arc<Self>,
         who: &str,
@@ -172,9 +182,14 @@ impl Replies {
                 Ok(None) => known.remove(&id),
                 Err(error) => {
                     tracing::error!(%error, "a stored reply is not readable");
-                    return Err(ApiError::internal());
+                    return Err(ApiError::storage());
                 }
             }
+        }
+        // One that cannot be kept would run, and be paid, again.
+        if let Err(error) = self.store.ready() {
+            tracing::error!(%error, "replies cannot be kept for idempotency keys");
+            return Err(ApiError::storage());
         }
         known.running.insert(id, request);
         Ok(Begun::Fresh(Running { replies: Arc::clone(self), id, request }))
@@ -331,6 +346,41 @@ mod tests {
         let replies = open(&Arc::default());
         fresh(&replies, "i", b"a", 0).unwrap().finish(Vec::new(), vec![0; REPLY_BYTES_MAX + 1], 0);
         assert!(fresh(&replies, "i", b"a", 0).is_some());
+    }
+
+    /// A disk that is full.
+    struct Full;
+
+    impl ReplyStore for Full {
+        fn marks(&self) -> Result<Vec<(ReplyId, ReplyMark)>, StoreError> {
+            Ok(Vec::new())
+        }
+
+        fn get(&self, _: &ReplyId) -> Result<Option<StoredReply>, StoreError> {
+            Ok(None)
+        }
+
+        fn ready(&self) -> Result<(), StoreError> {
+            Err(StoreError("disk full".into()))
+        }
+
+        fn put(&self, _: &ReplyId, _: &StoredReply) -> Result<(), StoreError> {
+            self.ready()
+        }
+
+        fn remove(&self, _: &ReplyId) -> Result<(), StoreError> {
+            self.ready()
+        }
+    }
+
+    #[test]
+    fn a_request_whose_answer_could_not_be_kept_for_its_key_is_not_run() {
+        let replies = Arc::new(Replies::open(Arc::new(Full)).unwrap());
+        for _ in 0..2 {
+            let error = replies.begin("k", b"i", "/p", b"a", 0).err().unwrap();
+            let told = (error.status.as_u16(), error.code, error.retry_after_s);
+            assert_eq!(told, (503, "storage_unavailable", Some(5)), "and the key is free again");
+        }
     }
 
     #[test]

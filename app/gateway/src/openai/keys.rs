@@ -175,7 +175,7 @@ impl Keyring {
     /// Charges the most that a request may take.
     ///
     /// # Errors
-    /// 402, or 500 when the store fails.
+    /// 402, or 503 when the store fails.
     pub(crate) fn charge(&self, key: Option<&Arc<Key>>, most: u64) -> Result<Charge, ApiError> {
         let budgets = Arc::clone(&self.budgets);
         let Some((key, budget)) = key.and_then(|key| Some((key, key.config.token_budget?))) else {
@@ -183,8 +183,8 @@ impl Keyring {
         };
         let mut used = lock(&key.use_);
         let failed = |error: StoreError| {
-            tracing::error!(key = key.config.name, %error, "the budget of an API key is not readable");
-            ApiError::internal()
+            tracing::error!(key = key.config.name, %error, "the budget of an API key cannot be charged");
+            ApiError::storage()
         };
         let spent = budgets.spent(&key.config.name).map_err(failed)?;
         let left = budget.saturating_sub(spent).saturating_sub(used.held);
@@ -411,6 +411,7 @@ mod tests {
     fn a_charge_that_is_not_kept_refuses_the_request() {
         let config = KeyConfig { token_budget: Some(10), ..KeyConfig::new("a", "x") };
         let ring = Keyring::new(vec![config], Arc::new(Broken), Instant::now()).unwrap();
-        assert_eq!(ring.charge(Some(&ring.keys[0]), 1).err().unwrap().status, 500);
+        let error = ring.charge(Some(&ring.keys[0]), 1).err().unwrap();
+        assert_eq!((error.status.as_u16(), error.code), (503, "storage_unavailable"));
     }
 }

@@ -71,7 +71,7 @@ pub struct Limits {
     pub bodies_bytes: usize,
     /// Longest head of a request, bytes, and most header lines.
     pub head: (usize, usize),
-    /// Open connections; more wait in the listener's backlog.
+    /// Open connections; more are answered with 503 and closed.
     pub connections: usize,
     /// Requests for answers at a time, queued ones too; more are refused with 429.
     pub requests: usize,
@@ -90,14 +90,14 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// 3 MiB a body, 256 MiB of bodies, 16 KiB and 64 lines of head, 2,048 connections and requests, 30 s for a head and
+    /// 3 MiB a body, 256 MiB of bodies, 16 KiB and 64 lines of head, 1,024 connections, 2,048 requests, 30 s for a head and
     /// for a body, 30 s without a byte taken, 20 s for the first text, a comment each 5 s, 10 s to drain.
     fn default() -> Self {
         Self {
             body_bytes: 3 << 20,
             bodies_bytes: 256 << 20,
             head: (16 << 10, 64),
-            connections: 2048,
+            connections: 1024,
             requests: 2048,
             head_time: Duration::from_secs(30),
             body_time: Duration::from_secs(30),

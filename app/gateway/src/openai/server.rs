@@ -6,9 +6,9 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_app::grpc::accept;
-use http::Request;
-use hyper::body::Incoming;
+use http::{HeaderValue, Request, header};
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -17,17 +17,24 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
+use super::errors::ApiError;
 use super::patience::Patience;
 use super::routes::Api;
 
 /// Pause after a failed accept: out of file descriptors is the usual cause, and it does not go away at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// Connections that are told at a time that there are too many; more are closed without a word.
+const TURNED_AWAY: usize = 32;
+/// Longest time to tell one.
+const TURN_AWAY: Duration = Duration::from_secs(1);
+
 /// Serves `api` on `listener` until `shutdown` resolves. Then takes no more requests, lets answers under way end for up to
 /// [`Limits::drain`](super::Limits::drain), and closes what is left: those clients count as gone.
 pub async fn serve(api: Arc<Api>, listener: TcpListener, shutdown: impl Future<Output = ()>) {
     let limits = api.config.limits;
     let slots = Arc::new(Semaphore::new(limits.connections.min(Semaphore::MAX_PERMITS)));
+    let doors = Arc::new(Semaphore::new(TURNED_AWAY));
     let (stop, stopped) = watch::channel(());
     let mut connections = JoinSet::new();
     let mut shutdown = pin!(shutdown);
@@ -36,9 +43,16 @@ pub async fn serve(api: Arc<Api>, listener: TcpListener, shutdown: impl Future<O
             biased;
             () = &mut shutdown => break,
             Some(_) = connections.join_next() => {}
-            (slot, accepted) = accept(&listener, &slots) => match accepted {
-                Ok(socket) => {
-                    connections.spawn(connection(Arc::clone(&api), socket, stopped.clone(), slot));
+            accepted = listener.accept() => match accepted {
+                Ok((socket, _)) => {
+                    // Frames are small and wait for each other. A socket that is gone already says so when it is read.
+                    let _ = socket.set_nodelay(true);
+                    if let Ok(slot) = Arc::clone(&slots).try_acquire_owned() {
+                        connections.spawn(connection(Arc::clone(&api), socket, stopped.clone(), slot));
+                    } else if let Ok(door) = Arc::clone(&doors).try_acquire_owned() {
+                        // In the backlog it would wait for others to leave, without an end.
+                        connections.spawn(turn_away(socket, door));
+                    }
                 }
                 Err(error) => {
                     tracing::warn!(%error, "a connection was not accepted");
@@ -63,7 +77,7 @@ async fn connection(
     api: Arc<Api>,
     socket: TcpStream,
     mut stopped: watch::Receiver<()>,
-    _slot: Option<OwnedSemaphorePermit>,
+    _slot: OwnedSemaphorePermit,
 ) {
     let limits = api.config.limits;
     let mut http = http1::Builder::new();
@@ -89,4 +103,22 @@ async fn connection(
     if let Err(error) = ended {
         tracing::debug!(%error, "a connection broke off");
     }
+}
+
+/// Answers the first request with 503 and closes.
+async fn turn_away(socket: TcpStream, _door: OwnedSemaphorePermit) {
+    let service = service_fn(|_: Request<Incoming>| async {
+        let error = ApiError::too_many_connections();
+        let mut response = http::Response::new(Full::new(Bytes::from(error.body())));
+        *response.status_mut() = error.status;
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        Ok::<_, Infallible>(response)
+    });
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).keep_alive(false).header_read_timeout(TURN_AWAY);
+    // Whoever does not take it in time is closed as well.
+    let _ = timeout(TURN_AWAY, http.serve_connection(TokioIo::new(socket), service)).await;
 }

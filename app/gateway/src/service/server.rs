@@ -28,8 +28,6 @@ use tonic::service::Routes;
 use super::Operators;
 use crate::driver::Counted;
 
-/// Connections at a time; more wait in the backlog.
-const CONNECTIONS_MAX: usize = 256;
 /// Calls on one connection at a time.
 const CALLS_MAX: u32 = 64;
 /// Longest message, bytes: there are no large ones.
@@ -69,11 +67,11 @@ pub async fn serve(
         .with_service_name("holdfast.gateway.v1.Gateway")
         .build_v1()
         .map_err(|error| ReflectionError(error.to_string()))?;
+    let slots = Arc::new(Semaphore::new(operators.connections));
     let gateway = GatewayServer::new(operators)
         .max_decoding_message_size(MESSAGE_MAX)
         .max_encoding_message_size(8 << 20);
     let routes = Routes::new(gateway).add_service(reflection).prepare();
-    let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let (stop, stopped) = watch::channel(());
     let mut connections = JoinSet::new();
     let mut shutdown = pin!(shutdown);

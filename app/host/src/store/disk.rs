@@ -1,6 +1,7 @@
 //! The store on disk, over fjall: the table `rows`, and the table `meta` with what the folder is for.
 
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -55,12 +56,68 @@ fn failure(error: &fjall::Error) -> DbError {
         fjall::Error::Storage(fjall::LsmError::Io(error)) if full(error) => {
             DbError::Full { what: error.to_string() }
         }
-        error => DbError::Failed { what: error.to_string() },
+        error => DbError::Failed { what: words(error) },
+    }
+}
+
+/// What an error of the engine is to an operator: its own text is its Rust source.
+fn words(error: &fjall::Error) -> String {
+    use fjall::{Error, LsmError};
+    match error {
+        Error::Io(error) | Error::Storage(LsmError::Io(error)) => error.to_string(),
+        Error::Storage(LsmError::ChecksumMismatch { .. }) => "a block of a table has a wrong checksum".into(),
+        Error::Storage(LsmError::InvalidVersion(version)) => {
+            format!("a table of the unknown version {version}")
+        }
+        Error::Storage(LsmError::InvalidHeader(name)) => format!("a damaged header ({name})"),
+        Error::Storage(LsmError::InvalidTrailer) => "the end of a table is damaged".into(),
+        Error::Storage(_) => "tables are damaged or missing".into(),
+        Error::JournalRecovery(_) | Error::InvalidTrailer | Error::InvalidTag(_) => {
+            "the journal is damaged".into()
+        }
+        Error::Decompress(_) => "a block cannot be decompressed".into(),
+        Error::InvalidVersion(_) => "the version of its files is not readable".into(),
+        Error::Poisoned => "an earlier write failed".into(),
+        Error::KeyspaceDeleted => "a table was deleted".into(),
+        Error::Locked => "another process has it open".into(),
+        _ => "files are damaged or missing".into(),
     }
 }
 
 fn backend(error: fjall::Error) -> StoreError {
-    StoreError::Backend(error.to_string())
+    StoreError::Backend(words(&error))
+}
+
+/// What the files of a folder tell before the engine opens them.
+#[derive(PartialEq, Eq)]
+enum Used {
+    /// A store was made, and its journal is gone, without which the engine would begin another.
+    NoJournal,
+    /// Something was committed.
+    Written,
+}
+
+/// `None` for a folder in which nothing was ever committed.
+fn used(folder: &Path) -> io::Result<Option<Used>> {
+    // The last file that the engine makes.
+    if !folder.join("version").try_exists()? {
+        return Ok(None);
+    }
+    let mut used = Some(Used::NoJournal);
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.extension().is_none_or(|extension| extension != "jnl") {
+            continue;
+        }
+        let mut first = [0];
+        let begun = File::open(&path)?.read(&mut first)? == 1 && first != [0];
+        // A journal is only followed by another when it is full.
+        if begun || path.file_stem().is_some_and(|number| number != "0") {
+            return Ok(Some(Used::Written));
+        }
+        used = None;
+    }
+    Ok(used)
 }
 
 impl FjallDb {
@@ -78,19 +135,33 @@ impl FjallDb {
             fjall::Error::Locked => DbError::Locked { path: path.clone() },
             fjall::Error::InvalidVersion(found) => DbError::Format {
                 path: path.clone(),
-                found: format!("a store of engine {found:?}"),
+                found: match found {
+                    Some(version) => format!("a store in version {version} of the engine's files"),
+                    None => "a file `version` that is no store's".into(),
+                },
                 expected: format!("{purpose} store {FORMAT}"),
             },
-            fjall::Error::Io(error) if error.kind() != io::ErrorKind::UnexpectedEof => {
+            // The engine makes a new store where its file `version` is missing, and finds the rest of an old one.
+            fjall::Error::Io(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                DbError::Corrupt { what: format!("{}: some of its files are missing", path.display()) }
+            }
+            fjall::Error::Io(error)
+                if !matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::NotFound) =>
+            {
                 failure(&fjall::Error::Io(error))
             }
-            error => DbError::Corrupt { what: error.to_string() },
+            error => DbError::Corrupt { what: format!("{}: {}", path.display(), words(&error)) },
         };
         mend_journal(folder).map_err(|error| match error {
             StateError::Locked { .. } => DbError::Locked { path: path.clone() },
-            StateError::Corrupt { .. } => DbError::Corrupt { what: error.to_string() },
+            StateError::Corrupt { .. } => DbError::Corrupt { what: format!("{}: {error}", path.display()) },
             error => DbError::Failed { what: error.to_string() },
         })?;
+        let lost = |what: &str| DbError::Corrupt { what: format!("{}: {what}", folder.display()) };
+        let used = used(folder).map_err(|error| failure(&fjall::Error::Io(error)))?;
+        if used == Some(Used::NoJournal) {
+            return Err(lost("its journal is missing"));
+        }
         let db = Database::builder(folder)
             .cache_size(CACHE_BYTES)
             .max_journaling_size(JOURNALS_BYTES)
@@ -107,8 +178,10 @@ impl FjallDb {
                 return Err(DbError::Format { path, found, expected });
             }
             None if !rows.is_empty().map_err(&open)? => {
-                return Err(DbError::Corrupt { what: "rows without a word what they are".into() });
+                return Err(lost("rows without a word what they are"));
             }
+            // The engine begins anew where its tables are gone, and drops the rows that a journal has for them.
+            None if used == Some(Used::Written) => return Err(lost("tables are missing")),
             None => {
                 let mut batch = OwnedWriteBatch::with_capacity(db.clone(), 1);
                 batch.insert(&meta, PURPOSE, expected);

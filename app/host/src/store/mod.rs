@@ -54,7 +54,7 @@ pub enum DbError {
         expected: String,
     },
     /// No space left.
-    #[error("the disk is full: {what}; make room and start again")]
+    #[error("the disk is full: {what}; make room")]
     Full {
         /// What the system said.
         what: String,

@@ -171,6 +171,58 @@ fn a_full_disk_is_named_and_no_write_is_taken_after_it() {
     drop(db);
     let empty = tempfile::tempdir().unwrap();
     assert_eq!(FjallDb::open_with(empty.path(), "host", Box::new(Bad(full))).err().unwrap().code(), 4);
+    // What was never begun is no loss.
+    drop(FjallDb::open(empty.path(), "host").unwrap());
     let db = FjallDb::open_with(folder.path(), "host", Box::new(Bad(|| fjall::Error::Poisoned))).unwrap();
     assert_eq!(db.commit(writes([("a", Some("1"))]), true).unwrap_err().code(), 7);
+}
+
+/// The journal of a store with many rows, each synced.
+fn journal(folder: &std::path::Path) -> std::path::PathBuf {
+    let db = FjallDb::open(folder, "host").unwrap();
+    for n in 0..50 {
+        let key = format!("key {n}");
+        db.commit(writes([(key.as_str(), Some("a value of some length"))]), true).unwrap();
+    }
+    drop(db);
+    let journals = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let mut journals: Vec<_> = journals.filter(|path| path.extension().is_some_and(|e| e == "jnl")).collect();
+    assert_eq!(journals.len(), 1, "{journals:?}");
+    journals.remove(0)
+}
+
+#[test]
+fn damage_at_the_start_or_in_the_middle_of_the_only_journal_is_corrupt_and_never_an_empty_store() {
+    for damaged in [0..1, 0..64, 0..400, 100..400, 700..701] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = journal(folder.path());
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[damaged.clone()].iter_mut().for_each(|byte| *byte ^= 0xff);
+        fs::write(&path, bytes).unwrap();
+        let error = FjallDb::open(folder.path(), "host").err().expect("refused");
+        assert!(matches!(error, DbError::Corrupt { .. }), "{damaged:?}: {error}");
+    }
+}
+
+#[test]
+fn what_is_wrong_with_a_folder_is_said_in_words_of_the_operator() {
+    for spoil in ["version, gone", "version, other", "version, newer", "journal, gone", "tables, gone"] {
+        let folder = tempfile::tempdir().unwrap();
+        drop(journal(folder.path()));
+        let version = folder.path().join("version");
+        match spoil {
+            "version, gone" => fs::remove_file(&version).unwrap(),
+            "version, other" => fs::write(&version, b"not what it was").unwrap(),
+            "version, newer" => fs::write(&version, b"FJL\x02").unwrap(),
+            "journal, gone" => fs::remove_file(folder.path().join("0.jnl")).unwrap(),
+            _ => fs::remove_dir_all(folder.path().join("keyspaces")).unwrap(),
+        }
+        let error = FjallDb::open(folder.path(), "host").err().expect("refused");
+        assert!(matches!(error, DbError::Corrupt { .. } | DbError::Format { .. }), "{spoil}: {error:?}");
+        let text = error.to_string();
+        for word in ["Error", "None", "Some", "{", "kind:"] {
+            assert!(!text.contains(word), "{spoil}: {text}");
+        }
+        assert!(text.contains(folder.path().to_str().unwrap()), "{text}");
+    }
 }

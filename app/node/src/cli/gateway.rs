@@ -11,14 +11,17 @@ use std::time::Duration;
 use anyhow::Result;
 use holdfast_gateway::chain::{GrpcChain, NewEscrow};
 use holdfast_gateway::core::OpenError;
-use holdfast_gateway::driver::{Clock, CoreOpener, Gateway, GatewayError, Journal, JournalError, Parts};
-use holdfast_gateway::openai::{self, Api, ApiConfig, KeyConfig, MemBudgets, Seams};
+use holdfast_gateway::driver::{
+    self, Clock, CoreOpener, Gateway, GatewayError, Journal, JournalError, Parts, StraysError,
+};
+use holdfast_gateway::openai::{self, Api, ApiConfig, KeyConfig, Limits, MemBudgets, Seams};
 use holdfast_gateway::service::{self, OperatorToken, Operators};
-use holdfast_gateway::settings::{Offer, Prober, Rotation, Settings};
+use holdfast_gateway::settings::{Connections, Offer, Prober, Rotation, Settings};
 use holdfast_host::chain::ChainError;
-use holdfast_host::store::{DbError, FjallDb};
+use holdfast_host::store::{DbError, FjallDb, LocalDb};
 use holdfast_types::{Coin, Hrp};
 use metrics_exporter_prometheus::PrometheusBuilder;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -73,6 +76,9 @@ struct RunArgs {
     /// Create an escrow of this many base units for each model that has none here
     #[arg(long, env = "HOLDFASTD_GATEWAY_CREATE", value_name = "AMOUNT", value_parser = amount)]
     create: Option<u128>,
+    /// Take up escrows whose sessions are in the data folder and whose journal was lost; what API keys spent counts from 0
+    #[arg(long, env = "HOLDFASTD_GATEWAY_ADOPT")]
+    adopt: bool,
     /// Slots of the group of an escrow that is created
     #[arg(long, env = "HOLDFASTD_GATEWAY_SLOTS", value_name = "N", default_value = "4", value_parser = slots)]
     slots: u32,
@@ -202,8 +208,12 @@ async fn serve(args: &RunArgs, io: &mut Io<'_>) -> Result<()> {
     let data = args.data.clone().unwrap_or_else(|| home.data().join("gateway"));
     create_dir(&data)?;
     // Its lock is the lock of the folder.
-    let db = FjallDb::open(&data.join("journal"), "gateway journal").map_err(|e| store_failure(&data, &e))?;
-    let journal = Arc::new(Journal::open(Box::new(db)).map_err(|e| journal_failure(&data, &e))?);
+    let folder = data.join("journal");
+    let open_journal =
+        move || FjallDb::open(&folder, "gateway journal").map(|db| -> Box<dyn LocalDb> { Box::new(db) });
+    let journal = Arc::new(Journal::reopening(open_journal).map_err(|e| journal_failure(&data, &e))?);
+    let strays = strays(args, &data, &journal)?;
+    let connections = connections();
 
     let http = TcpListener::bind(args.http).await.map_err(|e| in_use("--http", args.http, &e))?;
     let grpc = TcpListener::bind(args.grpc).await.map_err(|e| in_use("--grpc", args.grpc, &e))?;
@@ -228,7 +238,7 @@ async fn serve(args: &RunArgs, io: &mut Io<'_>) -> Result<()> {
         clock: Clock::start(),
     });
     let opened = tokio::select! {
-        opened = open(args, &hrp, &gateway, &gateway_url) => opened,
+        opened = open(args, &hrp, &gateway, &gateway_url, &strays) => opened,
         signal = signals.next() => Err(fail(51, "gateway", format!("interrupted by {signal} before it was ready"))),
     };
     if let Err(error) = opened {
@@ -239,13 +249,13 @@ async fn serve(args: &RunArgs, io: &mut Io<'_>) -> Result<()> {
 
     let prometheus =
         PrometheusBuilder::new().install_recorder().map_err(|e| fail(83, "metrics", e.to_string()))?;
-    let api = api(args, &hrp, keys, &gateway, &journal, prometheus.clone())?;
+    let api = api(args, &hrp, keys, &gateway, &journal, connections, prometheus.clone())?;
     let (stop, stopped) = watch::channel(false);
     let told = |mut stopped: watch::Receiver<bool>| async move {
         let _ = stopped.wait_for(|stop| *stop).await;
     };
     let applications = tokio::spawn(openai::serve(api, http, told(stopped.clone())));
-    let operators = Operators::new(gateway.clone(), token);
+    let operators = Operators::new(gateway.clone(), token).with_connections(connections.grpc);
     let (close, closed) = watch::channel(false);
     let operators = tokio::spawn(service::serve(operators, grpc, told(closed)));
     let tidy = tokio::spawn(async move {
@@ -295,6 +305,43 @@ async fn serve(args: &RunArgs, io: &mut Io<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Escrows of the folder that its journal does not know: to be taken up with `--adopt`, refused without.
+fn strays(args: &RunArgs, data: &Path, journal: &Journal) -> Result<Vec<u64>> {
+    let strays = driver::strays(data, journal).map_err(|error| match error {
+        StraysError::Folder(error) => fail(96, "--data", format!("{}: {error}", data.display())),
+        StraysError::Journal(error) => journal_failure(data, &error),
+    })?;
+    if strays.is_empty() || args.adopt {
+        return Ok(strays);
+    }
+    let text = format!(
+        "{}: holds sessions of escrow {}, and a journal that does not know them: it was lost, and with it what API keys \
+         spent and which payments are owed; restore the folder from a backup, take the escrows up again with --adopt, or \
+         give an empty folder",
+        data.display(),
+        list(&strays)
+    );
+    Err(fail(96, "--data", text))
+}
+
+/// As many connections as the system allows, with a reserve of file descriptors for hosts, chain and stores.
+fn connections() -> Connections {
+    let mut limit = getrlimit(Resource::Nofile);
+    if limit.current != limit.maximum {
+        let most = Rlimit { current: limit.maximum, ..limit };
+        match setrlimit(Resource::Nofile, most) {
+            Ok(()) => limit = getrlimit(Resource::Nofile),
+            Err(error) => tracing::warn!(%error, "the limit of open files was not raised"),
+        }
+    }
+    let connections = Connections::within(limit.current.unwrap_or(u64::MAX));
+    if connections != Connections::within(u64::MAX) {
+        let Connections { http, grpc } = connections;
+        tracing::warn!(open_files = limit.current, http, grpc, "gateway_connections_lowered");
+    }
+    connections
+}
+
 fn settings(args: &RunArgs, gateway_url: &str) -> Settings {
     let mut settings = Settings::default();
     settings.core.allow_reset = args.allow_reset;
@@ -313,8 +360,15 @@ fn settings(args: &RunArgs, gateway_url: &str) -> Settings {
 }
 
 /// Opens what there is, what is named, and what is to be created.
-async fn open(args: &RunArgs, hrp: &Hrp, gateway: &Gateway, gateway_url: &str) -> Result<()> {
+async fn open(args: &RunArgs, hrp: &Hrp, gateway: &Gateway, gateway_url: &str, strays: &[u64]) -> Result<()> {
     gateway.resume().await.map_err(|e| gateway_failure(hrp, "gateway", e))?;
+    for id in strays {
+        match gateway.open(*id).await {
+            Ok(()) => tracing::warn!(escrow = id, "gateway_escrow_adopted"),
+            Err(GatewayError::Ended(_)) => {}
+            Err(error) => return Err(gateway_failure(hrp, "--adopt", error)),
+        }
+    }
     for id in &args.escrow {
         gateway.open(*id).await.map_err(|e| gateway_failure(hrp, "--escrow", e))?;
     }
@@ -326,11 +380,24 @@ async fn open(args: &RunArgs, hrp: &Hrp, gateway: &Gateway, gateway_url: &str) -
                 slots: args.slots,
                 gateway_url: gateway_url.to_owned(),
             };
-            let id = gateway.create(new, None).await.map_err(|e| gateway_failure(hrp, "--create", e))?;
-            tracing::info!(escrow = id, model, "gateway_escrow_created");
+            match gateway.create_first(new).await {
+                Ok(id) => tracing::info!(escrow = id, model, "gateway_escrow_created"),
+                // Other models are served all the same.
+                Err(error @ GatewayError::Unopened { .. }) if !gateway.escrows().is_empty() => {
+                    tracing::error!(model, %error, "gateway_escrow_not_created");
+                }
+                Err(error) => return Err(gateway_failure(hrp, "--create", error)),
+            }
         }
     }
     if gateway.escrows().is_empty() {
+        for model in &args.models {
+            let ids = gateway.unopened(model);
+            if !ids.is_empty() {
+                let error = GatewayError::Unopened { model: model.clone(), ids };
+                return Err(gateway_failure(hrp, "--data", error));
+            }
+        }
         let text = "this gateway has no open escrow; name one, or let --create AMOUNT make one";
         return Err(fail(14, "--escrow", text));
     }
@@ -343,6 +410,7 @@ fn api(
     keys: Vec<KeyConfig>,
     gateway: &Gateway,
     journal: &Arc<Journal>,
+    connections: Connections,
     prometheus: metrics_exporter_prometheus::PrometheusHandle,
 ) -> Result<Arc<Api>> {
     let config = ApiConfig {
@@ -351,6 +419,7 @@ fn api(
         cors_origins: args.cors_origins.clone(),
         default_max_tokens: args.max_tokens,
         deadline: Duration::from_secs(args.deadline),
+        limits: Limits { connections: connections.http, ..Limits::default() },
         ..ApiConfig::default()
     };
     let seams = Seams {
@@ -415,9 +484,9 @@ fn gateway_failure(hrp: &Hrp, field: &str, error: GatewayError) -> anyhow::Error
             );
             fail(97, field, text)
         }
-        GatewayError::Open { source: OpenError::Storage(_), .. } | GatewayError::Journal(_) => {
-            fail(96, "--data", error.to_string())
-        }
+        GatewayError::Open { source: OpenError::Storage(_), .. }
+        | GatewayError::Journal(_)
+        | GatewayError::Unopened { .. } => fail(96, "--data", error.to_string()),
         error => fail(97, field, error.to_string()),
     }
 }

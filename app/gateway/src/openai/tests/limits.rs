@@ -135,15 +135,27 @@ async fn requests_beyond_the_limit_are_told_to_come_back() {
 }
 
 #[tokio::test]
-async fn connections_beyond_the_limit_wait_for_their_turn() {
+async fn connections_beyond_the_limit_are_told_so_and_closed_until_another_leaves() {
     let server = Server::with(hello(), with(Limits { connections: 1, ..Limits::default() })).await;
     let first = server.connect().await;
     sleep(short(50)).await;
-    let waits = server.get("/healthz");
-    tokio::pin!(waits);
-    assert!(timeout(short(100), &mut waits).await.is_err());
+    for _ in 0..3 {
+        let got = server.chat(HI).await;
+        assert_eq!(got.error(), (503, "too_many_connections".into(), None));
+        assert_eq!((got.header("retry-after"), got.header("connection")), (Some("1"), Some("close")));
+    }
+    assert!(server.submissions().is_empty());
+    // Whoever says nothing is closed too.
+    let mut silent = server.connect().await;
+    timeout(LONG, silent.read_to_end(&mut Vec::new())).await.unwrap().unwrap();
     drop(first);
-    assert_eq!(timeout(LONG, waits).await.unwrap().status, 200);
+    for _ in 0..100 {
+        if server.get("/healthz").await.status == 200 {
+            return;
+        }
+        sleep(short(20)).await;
+    }
+    panic!("its place is never free");
 }
 
 #[tokio::test]

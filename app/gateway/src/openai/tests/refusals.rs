@@ -14,6 +14,7 @@ async fn each_failure_of_the_sessions_has_its_row() {
         (Failure::EscrowExhausted { retry_after_ms: 0 }, 503, "escrow_exhausted", None, Some("1")),
         (Failure::SelfSuspect { retry_after_ms: u64::MAX }, 503, "gateway_self_suspect", None, Some("3600")),
         (Failure::DeadlineExceeded, 504, "deadline_exceeded", None, None),
+        (Failure::Storage { retry_after_ms }, 503, "storage_unavailable", None, Some("3")),
         (Failure::Internal, 500, "internal_error", None, None),
     ];
     let server = Server::start(Vec::new()).await;
