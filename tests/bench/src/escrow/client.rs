@@ -76,9 +76,9 @@ impl Http {
         let whole = begun.elapsed();
         let text = String::from_utf8_lossy(&got);
         ensure!(text.contains("data: [DONE]"), "the answer broke off: {text}");
-        let count = text.rsplit_once("\"completion_tokens\":").and_then(|(_, rest)| {
-            rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
-        });
+        let count = text
+            .rsplit_once("\"completion_tokens\":")
+            .and_then(|(_, rest)| rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok());
         Ok(Answer {
             first: first.context("an answer without text")?,
             whole,
@@ -109,7 +109,10 @@ fn call<T: Message>(key: &SecretKey, escrow_id: u64, method: &str, request: T) -
 }
 
 /// Sends one Infer and reads it to its end: the answer, and the transactions of the host.
-pub(super) async fn infer(channel: &Channel, request: Request<pb::InferRequest>) -> Result<(Answer, Vec<Tx>)> {
+pub(super) async fn infer(
+    channel: &Channel,
+    request: Request<pb::InferRequest>,
+) -> Result<(Answer, Vec<Tx>)> {
     let mut client = HostClient::new(channel.clone());
     let read = async {
         let begun = Instant::now();
@@ -220,7 +223,8 @@ impl Direct {
             nonces.push(self.start(&body, tokens)?);
         }
         let escrow_id = self.state.config().escrow_id;
-        let teach = |diffs: &[Vec<u8>]| pb::TeachRequest { escrow_id, diffs: diffs.to_vec(), challenge: None };
+        let teach =
+            |diffs: &[Vec<u8>]| pb::TeachRequest { escrow_id, diffs: diffs.to_vec(), challenge: None };
         let taught = self.log[before..].chunks(200).map(teach).collect();
         Ok((taught, nonces.into_iter().map(|nonce| self.request(nonce, Vec::new(), &body)).collect()))
     }

@@ -162,7 +162,9 @@ impl Session {
                 }
                 Effect::WakeAt { mono_ms } => self.wake = Some(mono_ms),
                 Effect::ToClient { event: ClientEvent::Finished { .. }, .. } => self.finished += 1,
-                Effect::ToClient { event: ClientEvent::Failed(error), .. } => bail!("a request failed: {error}"),
+                Effect::ToClient { event: ClientEvent::Failed(error), .. } => {
+                    bail!("a request failed: {error}")
+                }
                 _ => {}
             }
         }
@@ -342,5 +344,7 @@ fn catch_up(
         ),
         Row::new("escrow.taught_bytes", "B", bytes),
     ]);
-    Ok(json!({ "us": taught, "apply_us": applied, "bytes_per_nonce": bytes, "teach_calls": calls, "nonces": session.nonce() }))
+    Ok(
+        json!({ "us": taught, "apply_us": applied, "bytes_per_nonce": bytes, "teach_calls": calls, "nonces": session.nonce() }),
+    )
 }

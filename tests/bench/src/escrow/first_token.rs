@@ -11,11 +11,7 @@ use crate::{Better, Row, median, percentile};
 const OVERHEAD_MS: f64 = 3.0;
 const TOKENS: u32 = 8;
 
-pub(super) async fn run(
-    net: &Net,
-    (rounds, requests): (usize, usize),
-    rows: &mut Vec<Row>,
-) -> Result<Value> {
+pub(super) async fn run(net: &Net, (rounds, requests): (usize, usize), rows: &mut Vec<Row>) -> Result<Value> {
     let mut http = Http::connect(net.api).await?;
     let mut direct = Direct::open(DIRECT, &net.urls).await?;
     for _ in 0..requests.min(20) {

@@ -267,8 +267,7 @@ async fn host(
         max_tokens: 1_024,
         pace: Pace::default(),
     };
-    let host =
-        Host::new(config, runner.clone(), Arc::new(StillHost), codec, clock).with_sessions(sessions);
+    let host = Host::new(config, runner.clone(), Arc::new(StillHost), codec, clock).with_sessions(sessions);
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
     let url = format!("http://{}", listener.local_addr()?);
     tasks.spawn(async move { drop(driver.await) });
