@@ -59,10 +59,13 @@ impl Size {
     };
 }
 
+/// A connection that rested longer is not used again: the server ends those that rest.
+const REST: Duration = Duration::from_secs(10);
+
 /// Connections that are used again.
 struct Load {
     net: std::net::SocketAddr,
-    idle: Arc<Mutex<Vec<Http>>>,
+    idle: Arc<Mutex<Vec<(Instant, Http)>>>,
     failed: Arc<Mutex<Vec<String>>>,
 }
 
@@ -78,12 +81,12 @@ impl Load {
             asking.spawn(async move {
                 let free = idle.lock().await.pop();
                 let mut http = match free {
-                    Some(http) => http,
-                    None => Http::connect(net).await?,
+                    Some((since, http)) if since.elapsed() < REST => http,
+                    _ => Http::connect(net).await?,
                 };
                 match http.ask(model, TOKENS).await {
                     Ok(answer) => {
-                        idle.lock().await.push(http);
+                        idle.lock().await.push((Instant::now(), http));
                         Ok(Some(ms(answer.whole)))
                     }
                     Err(error) => {
