@@ -238,7 +238,9 @@ impl Relay {
                 && !begun
                 && passes_on(error)
             {
+                // What others have reserved may come back.
                 if let RequestError::TooDear { reserve, .. } = error
+                    && session.glance().reserved == 0
                     && crate::rotation::ordinary(
                         *reserve,
                         session.row.config.amount,

@@ -118,12 +118,15 @@ async fn what_is_left_of_an_escrow_that_can_pay_no_request_is_settled_without_a_
     while gateway.serves("m1") {
         match ask(&gateway).await.1 {
             Some(Event::Finished { .. }) => served += 1,
-            Some(Event::Failed(Failure::InsufficientBalance)) => refused += 1,
+            Some(Event::Failed(Failure::InsufficientBalance)) => {
+                refused += 1;
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
             // Between two looks.
             Some(Event::Failed(Failure::EscrowExhausted { .. })) => {}
             end => panic!("{end:?}"),
         }
-        assert!(served < 60 && refused < 2_000, "{served} {refused}");
+        assert!(served < 60 && refused < 1_000, "{served} {refused} {:?}", gateway.standings(9));
     }
     assert!(served > 3 && refused >= 4, "{served} {refused}");
     until("the escrow is paid", || scene.chain.world().rows[&1].status == EscrowStatus::Settled).await;
