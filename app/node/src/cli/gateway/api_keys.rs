@@ -53,7 +53,13 @@ fn parse(text: &str) -> Result<Vec<KeyConfig>, String> {
     if file.key.is_empty() {
         return Err("it has no [[key]]; leave the flag out for an open API".to_owned());
     }
-    file.key.into_iter().map(key).collect()
+    let keys: Vec<KeyConfig> = file.key.into_iter().map(key).collect::<Result<_, _>>()?;
+    // Before anything is paid: the API would refuse them only once an escrow is there.
+    let (mut names, mut texts) = (BTreeSet::new(), BTreeSet::new());
+    match keys.iter().find(|key| !names.insert(&key.name) || !texts.insert(key.sha256)) {
+        Some(twice) => Err(format!("key {:?}: its name or its text is that of another key", twice.name)),
+        None => Ok(keys),
+    }
 }
 
 fn key(row: Row) -> Result<KeyConfig, String> {
@@ -99,6 +105,14 @@ mod tests {
             ("[[key]]\nname = 'a'\ntext = 'short'", "8 bytes"),
             ("[[key]]\nname = 'a'\ntext = 'sk-secret-1'\nbudget = 5", "unknown field"),
             ("[[key]]\nname = 'a'\ntext = 'sk-secret-1", "line 3"),
+            (
+                "[[key]]\nname = 'a'\ntext = 'sk-secret-1'\n[[key]]\nname = 'a'\ntext = 'sk-secret-2'",
+                "another key",
+            ),
+            (
+                "[[key]]\nname = 'a'\ntext = 'sk-secret-1'\n[[key]]\nname = 'b'\ntext = 'sk-secret-1'",
+                "another key",
+            ),
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.contains(wanted), "{text:?}: {error}");
