@@ -68,7 +68,7 @@ impl GatewayCore {
         let ours = self.diff_at(theirs.nonce)?;
         let chain = &self.terms.chain_id;
         let digest = theirs.digest(chain);
-        (ours.digest(chain) != digest && self.is_ours(theirs)).then(|| Evidence {
+        (ours.digest(chain) != digest && self.is_ours(theirs)).then_some(Evidence {
             kind: EvidenceKind::OwnFork,
             nonce: theirs.nonce,
             our_root: ours.post_state_root,

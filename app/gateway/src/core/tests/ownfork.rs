@@ -17,7 +17,7 @@ fn restored(allow_reset: bool) -> World {
     }
     world.run(3_000);
     // Up to the turn of host 1.
-    while world.core.status().nonce % 4 != 0 {
+    while !world.core.status().nonce.is_multiple_of(4) {
         let id = world.ask();
         world.run(50);
         assert!(world.finished(id));
