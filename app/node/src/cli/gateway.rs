@@ -420,7 +420,6 @@ fn api(
         default_max_tokens: args.max_tokens,
         deadline: Duration::from_secs(args.deadline),
         limits: Limits { connections: connections.http, ..Limits::default() },
-        ..ApiConfig::default()
     };
     let seams = Seams {
         sessions: Arc::new(gateway.clone()),
