@@ -150,7 +150,7 @@ impl Session {
                     let host = self.hosts.get_mut(&participant).context("no such host")?;
                     let (items, result) = match infer(host, unix_s, &request) {
                         Ok(items) => (items, Ok(())),
-                        Err(error) => (Vec::new(), Err(CallError::Host(Box::new(error)))),
+                        Err(error) => (Vec::new(), Err(CallError::Host(error))),
                     };
                     let items = items.into_iter().map(|event| Event::StreamItem { call_id, event });
                     self.events.extend(items);
@@ -203,7 +203,11 @@ impl Session {
 }
 
 /// What a host sends for an inference that ends at once.
-fn infer(host: &mut HostCore, unix_s: u64, request: &pb::InferRequest) -> Result<Vec<Item>, pb::EscrowError> {
+fn infer(
+    host: &mut HostCore,
+    unix_s: u64,
+    request: &pb::InferRequest,
+) -> Result<Vec<Item>, Box<pb::EscrowError>> {
     let step = host.infer(unix_s, request)?;
     let end = JobEnd::Finished {
         input_tokens: 3,
