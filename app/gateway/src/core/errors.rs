@@ -35,7 +35,7 @@ pub enum CallError {
     Transport,
     /// The call's time was up.
     Timeout,
-    /// Aborted on our side: by [`Effect::AbortCall`] or the driver's own limits. Blames nobody.
+    /// Aborted on our side: by [`Effect::AbortCall`](super::api::Effect::AbortCall) or the driver's own limits. Blames nobody.
     Aborted,
 }
 
