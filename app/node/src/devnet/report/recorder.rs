@@ -34,7 +34,7 @@ pub struct Recorder {
 impl Recorder {
     /// Begins a run over `executors`, each with its address, in the order of `--executors`.
     ///
-    /// Fails as [`Profile::resolve`](super::executors::Profile::resolve) does.
+    /// Fails as [`Profile::resolve`](crate::devnet::executors::Profile::resolve) does.
     pub fn new(info: RunInfo, executors: &[(String, ExecutorSpec)]) -> Result<Self, SpecError> {
         let run_blocks = info.run_blocks;
         let executors = executors
