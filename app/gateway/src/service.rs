@@ -111,19 +111,17 @@ impl Operators {
         }
     }
 
+    /// Escrow, participant, operator and reason of a verb.
     async fn verb(
         &self,
-        request: Request<pb::OperatorRequest>,
+        (escrow_id, participant, operator, reason): (u64, String, String, String),
         name: &str,
         verb: Verb,
-    ) -> Result<Response<pb::OperatorResponse>, Status> {
-        self.admit(&request)?;
-        let pb::OperatorRequest { escrow_id, participant, operator, reason } = request.into_inner();
+    ) -> Result<(u64, Option<pb::DivergenceFlag>), Status> {
         let participant = Some(self.address(&participant)?);
         let audit = self.audit(escrow_id, participant, name, operator, reason)?;
         let (audit_seq, flag) = self.gateway.operate(audit, verb).await.map_err(|e| status(&e))?;
-        let flag = Some(driver::flag(&flag, &self.gateway.0.hrp));
-        Ok(Response::new(pb::OperatorResponse { audit_seq, flag }))
+        Ok((audit_seq, Some(driver::flag(&flag, &self.gateway.0.hrp))))
     }
 
     fn audit(
@@ -311,23 +309,35 @@ impl GatewayService for Operators {
 
     async fn force_teach(
         &self,
-        request: Request<pb::OperatorRequest>,
-    ) -> Result<Response<pb::OperatorResponse>, Status> {
-        self.verb(request, "force_teach", Verb::ForceTeach).await
+        request: Request<pb::ForceTeachRequest>,
+    ) -> Result<Response<pb::ForceTeachResponse>, Status> {
+        self.admit(&request)?;
+        let pb::ForceTeachRequest { escrow_id, participant, operator, reason } = request.into_inner();
+        let asked = (escrow_id, participant, operator, reason);
+        let (audit_seq, flag) = self.verb(asked, "force_teach", Verb::ForceTeach).await?;
+        Ok(Response::new(pb::ForceTeachResponse { audit_seq, flag }))
     }
 
     async fn give_up(
         &self,
-        request: Request<pb::OperatorRequest>,
-    ) -> Result<Response<pb::OperatorResponse>, Status> {
-        self.verb(request, "give_up", Verb::GiveUp).await
+        request: Request<pb::GiveUpRequest>,
+    ) -> Result<Response<pb::GiveUpResponse>, Status> {
+        self.admit(&request)?;
+        let pb::GiveUpRequest { escrow_id, participant, operator, reason } = request.into_inner();
+        let asked = (escrow_id, participant, operator, reason);
+        let (audit_seq, flag) = self.verb(asked, "give_up", Verb::GiveUp).await?;
+        Ok(Response::new(pb::GiveUpResponse { audit_seq, flag }))
     }
 
     async fn release(
         &self,
-        request: Request<pb::OperatorRequest>,
-    ) -> Result<Response<pb::OperatorResponse>, Status> {
-        self.verb(request, "release", Verb::Release).await
+        request: Request<pb::ReleaseRequest>,
+    ) -> Result<Response<pb::ReleaseResponse>, Status> {
+        self.admit(&request)?;
+        let pb::ReleaseRequest { escrow_id, participant, operator, reason } = request.into_inner();
+        let asked = (escrow_id, participant, operator, reason);
+        let (audit_seq, flag) = self.verb(asked, "release", Verb::Release).await?;
+        Ok(Response::new(pb::ReleaseResponse { audit_seq, flag }))
     }
 
     async fn finalize(

@@ -42,17 +42,21 @@ async fn service(gateway: &Gateway, token: Option<&str>) -> Service {
     Service { client, address, stop: Some(stop), serving }
 }
 
-fn verb(scene: &Scene, authorization: Option<&str>) -> Request<pb::OperatorRequest> {
-    let mut request = Request::new(pb::OperatorRequest {
-        escrow_id: 1,
-        participant: scene.hosts[0].key.address().to_bech32(&Hrp::default()),
-        operator: "ops".into(),
-        reason: "a look".into(),
-    });
-    if let Some(value) = authorization {
-        request.metadata_mut().insert("authorization", value.parse().unwrap());
-    }
-    request
+/// The same words for each verb.
+macro_rules! verb {
+    ($message:ident, $scene:expr, $authorization:expr) => {{
+        let mut request = Request::new(pb::$message {
+            escrow_id: 1,
+            participant: $scene.hosts[0].key.address().to_bech32(&Hrp::default()),
+            operator: "ops".into(),
+            reason: "a look".into(),
+        });
+        let authorization: Option<&str> = $authorization;
+        if let Some(value) = authorization {
+            request.metadata_mut().insert("authorization", value.parse().unwrap());
+        }
+        request
+    }};
 }
 
 #[test]
@@ -72,24 +76,25 @@ async fn a_verb_needs_the_token_and_leaves_a_row_before_it_takes_effect() {
     for authorization in
         [None, Some("Bearer another-token-of-24-chars"), Some(TOKEN), Some("Basic x"), Some("Bearer")]
     {
-        let refused = service.client.force_teach(verb(&scene, authorization)).await.unwrap_err();
+        let refused =
+            service.client.force_teach(verb!(ForceTeachRequest, scene, authorization)).await.unwrap_err();
         assert_eq!(refused.code(), Code::Unauthenticated, "{authorization:?}");
     }
     assert_eq!(audits().len(), 0);
     // Nobody is flagged: the verb does nothing, and is on record.
     let bearer = format!("Bearer {TOKEN}");
-    let refused = service.client.release(verb(&scene, Some(&bearer))).await.unwrap_err();
+    let refused = service.client.release(verb!(ReleaseRequest, scene, Some(&bearer))).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition);
     let rows = audits();
     assert_eq!((rows.len(), rows[0].0, rows[0].1.verb.as_str()), (1, 1, "release"));
     assert_eq!((rows[0].1.operator.as_str(), rows[0].1.reason.as_str()), ("ops", "a look"));
     for (operator, reason) in [("", "x"), ("x", ""), ("x", &*"r".repeat(513)), (&*"o".repeat(129), "x")] {
-        let mut request = verb(&scene, Some(&bearer));
+        let mut request = verb!(GiveUpRequest, scene, Some(&bearer));
         request.get_mut().operator = operator.into();
         request.get_mut().reason = reason.into();
         assert_eq!(service.client.give_up(request).await.unwrap_err().code(), Code::InvalidArgument);
     }
-    let mut unknown = verb(&scene, Some(&bearer));
+    let mut unknown = verb!(GiveUpRequest, scene, Some(&bearer));
     unknown.get_mut().escrow_id = 9;
     assert_eq!(service.client.give_up(unknown).await.unwrap_err().code(), Code::NotFound);
     assert_eq!(audits().len(), 1);
@@ -101,7 +106,8 @@ async fn without_a_token_no_verb_is_taken() {
     let scene = Scene::new().await;
     let gateway = scene.open().await;
     let mut service = service(&gateway, None).await;
-    let refused = service.client.force_teach(verb(&scene, Some("Bearer "))).await.unwrap_err();
+    let refused =
+        service.client.force_teach(verb!(ForceTeachRequest, scene, Some("Bearer "))).await.unwrap_err();
     assert_eq!(refused.code(), Code::PermissionDenied);
     let mut finalize =
         Request::new(pb::FinalizeRequest { escrow_id: 1, operator: "o".into(), reason: "r".into() });

@@ -557,15 +557,18 @@ impl GatewayService for &'static Ear {
         Err(Status::unimplemented(""))
     }
 
-    async fn force_teach(&self, _: Request<gateway::OperatorRequest>) -> Unheard<gateway::OperatorResponse> {
+    async fn force_teach(
+        &self,
+        _: Request<gateway::ForceTeachRequest>,
+    ) -> Unheard<gateway::ForceTeachResponse> {
         Err(Status::unimplemented(""))
     }
 
-    async fn give_up(&self, _: Request<gateway::OperatorRequest>) -> Unheard<gateway::OperatorResponse> {
+    async fn give_up(&self, _: Request<gateway::GiveUpRequest>) -> Unheard<gateway::GiveUpResponse> {
         Err(Status::unimplemented(""))
     }
 
-    async fn release(&self, _: Request<gateway::OperatorRequest>) -> Unheard<gateway::OperatorResponse> {
+    async fn release(&self, _: Request<gateway::ReleaseRequest>) -> Unheard<gateway::ReleaseResponse> {
         Err(Status::unimplemented(""))
     }
 

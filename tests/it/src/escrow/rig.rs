@@ -211,28 +211,35 @@ impl Rig {
         request
     }
 
-    fn verb(&self, name: &str) -> Request<pb::OperatorRequest> {
-        self.with_token(pb::OperatorRequest {
+    pub(super) async fn force_teach(&self, name: &str) -> pb::DivergenceFlag {
+        let request = pb::ForceTeachRequest {
             escrow_id: self.escrow_id,
             participant: self.address(name),
             operator: "test".into(),
             reason: "a test".into(),
-        })
-    }
-
-    pub(super) async fn force_teach(&self, name: &str) -> pb::DivergenceFlag {
-        let answer = self.gateway.clone().force_teach(self.verb(name)).await.expect("ForceTeach");
+        };
+        let answer = self.gateway.clone().force_teach(self.with_token(request)).await.expect("ForceTeach");
         answer.into_inner().flag.expect("a flag")
     }
 
+    fn give_up_request(&self, name: &str) -> pb::GiveUpRequest {
+        pb::GiveUpRequest {
+            escrow_id: self.escrow_id,
+            participant: self.address(name),
+            operator: "test".into(),
+            reason: "a test".into(),
+        }
+    }
+
     pub(super) async fn give_up(&self, name: &str) -> pb::DivergenceFlag {
-        let answer = self.gateway.clone().give_up(self.verb(name)).await.expect("GiveUp");
+        let answer =
+            self.gateway.clone().give_up(self.with_token(self.give_up_request(name))).await.expect("GiveUp");
         answer.into_inner().flag.expect("a flag")
     }
 
     /// A verb without the operator's token.
     pub(super) async fn give_up_as_nobody(&self, name: &str) -> Status {
-        let request = self.verb(name).into_inner();
+        let request = self.give_up_request(name);
         self.gateway.clone().give_up(request).await.expect_err("it needs a token")
     }
 

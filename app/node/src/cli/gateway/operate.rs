@@ -214,15 +214,36 @@ async fn call(verb: &GatewayVerb, io: &mut Io<'_>) -> Result<()> {
             Err(fail(41, "--gateway", "the gateway closed the stream; ask again from the next number"))
         }
         GatewayVerb::ForceTeach(args) => {
-            let (mut client, request) = host_verb(args).await?;
+            let (mut client, header) = host_verb(args).await?;
+            let mut request = Request::new(pb::ForceTeachRequest {
+                escrow_id: args.escrow_id,
+                participant: args.participant.clone(),
+                operator: args.audit.operator.clone(),
+                reason: args.audit.reason.clone(),
+            });
+            request.metadata_mut().insert("authorization", header);
             print(&client.force_teach(request).await.map_err(refused)?.into_inner(), &args.reach, io)
         }
         GatewayVerb::GiveUp(args) => {
-            let (mut client, request) = host_verb(args).await?;
+            let (mut client, header) = host_verb(args).await?;
+            let mut request = Request::new(pb::GiveUpRequest {
+                escrow_id: args.escrow_id,
+                participant: args.participant.clone(),
+                operator: args.audit.operator.clone(),
+                reason: args.audit.reason.clone(),
+            });
+            request.metadata_mut().insert("authorization", header);
             print(&client.give_up(request).await.map_err(refused)?.into_inner(), &args.reach, io)
         }
         GatewayVerb::Release(args) => {
-            let (mut client, request) = host_verb(args).await?;
+            let (mut client, header) = host_verb(args).await?;
+            let mut request = Request::new(pb::ReleaseRequest {
+                escrow_id: args.escrow_id,
+                participant: args.participant.clone(),
+                operator: args.audit.operator.clone(),
+                reason: args.audit.reason.clone(),
+            });
+            request.metadata_mut().insert("authorization", header);
             print(&client.release(request).await.map_err(refused)?.into_inner(), &args.reach, io)
         }
         GatewayVerb::Finalize(args) => {
@@ -239,17 +260,8 @@ async fn call(verb: &GatewayVerb, io: &mut Io<'_>) -> Result<()> {
     }
 }
 
-async fn host_verb(args: &HostArgs) -> Result<(GatewayClient<Channel>, Request<pb::OperatorRequest>)> {
-    let header = bearer(&args.audit.operator_token_file)?;
-    let client = connect(&args.reach).await?;
-    let mut request = Request::new(pb::OperatorRequest {
-        escrow_id: args.escrow_id,
-        participant: args.participant.clone(),
-        operator: args.audit.operator.clone(),
-        reason: args.audit.reason.clone(),
-    });
-    request.metadata_mut().insert("authorization", header);
-    Ok((client, request))
+async fn host_verb(args: &HostArgs) -> Result<(GatewayClient<Channel>, MetadataValue<Ascii>)> {
+    Ok((connect(&args.reach).await?, bearer(&args.audit.operator_token_file)?))
 }
 
 fn print<M: Message + Name>(answer: &M, reach: &ReachArgs, io: &mut Io<'_>) -> Result<()> {

@@ -84,7 +84,7 @@ impl Operator {
 
     /// Teach now.
     pub(super) async fn force_teach(&self, escrow_id: u64, participant: &str, reason: &str) -> Result<()> {
-        let request = pb::OperatorRequest {
+        let request = pb::ForceTeachRequest {
             escrow_id,
             participant: participant.into(),
             operator: OPERATOR.into(),
