@@ -302,7 +302,8 @@ mod tests {
 
     #[test]
     fn only_the_node_may_use_the_other_folders_of_app_and_only_tests_may_use_the_node() {
-        assert_eq!(breaches("app/gateway", "holdfast-app", Kind::Normal), 1);
+        assert_eq!(breaches("app/runner", "holdfast-app", Kind::Normal), 1);
+        assert_eq!(breaches("app/gateway", "holdfast-app", Kind::Normal), 0);
         assert_eq!(breaches("app/node", "holdfast-app", Kind::Normal), 0);
         assert_eq!(breaches("app/chain", "holdfast-bank", Kind::Normal), 0);
         assert_eq!(breaches("app/chain", "holdfast-testkit", Kind::Normal), 1);
