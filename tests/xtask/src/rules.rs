@@ -228,6 +228,7 @@ mod tests {
             "x/breaker",
             "app/chain",
             "app/gateway",
+            "app/runner",
             "app/node",
             "tests/it",
             "tests/model",
