@@ -68,7 +68,7 @@ fn the_descriptor_set_lists_every_service_and_method() {
             "holdfast.escrow.v1.Msg: CreateEscrow SettleEscrow DisputeEscrow UpdateParams",
             "holdfast.escrow.v1.Query: Params Escrow Escrows EscrowsByParticipant",
             "holdfast.gateway.v1.Gateway: Announce Divergence Divergences WatchDivergence \
-             ForceTeach GiveUp Release Escrows Escrow",
+             ForceTeach GiveUp Release Finalize Escrows Escrow",
             "holdfast.host.v1.Host: Serve Bind Teach Infer CancelInference GetSignatures \
              GetPending GetDiffs VoteTimeout ChallengeStart ResetSession",
             "holdfast.inference.v1.Msg: StartInference FinishInference ReportFailure \
@@ -278,7 +278,7 @@ fn the_descriptor_set_names_files_as_imports_do() {
     let files: Vec<String> = pool().files().map(|file| file.name().to_owned()).collect();
     assert!(files.iter().any(|name| name == "holdfast/breaker/v1/types.proto"), "{files:?}");
     assert!(files.iter().any(|name| name == "cosmos/tx/v1beta1/service.proto"), "{files:?}");
-    let folders = ["holdfast/", "cosmos/", "tendermint/", "google/protobuf/"];
+    let folders = ["holdfast/", "cosmos/", "tendermint/", "google/protobuf/", "google/rpc/"];
     for name in files {
         assert!(folders.iter().any(|folder| name.starts_with(folder)), "{name}");
     }
