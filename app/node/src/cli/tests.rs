@@ -409,6 +409,7 @@ const BAD_VALUES: &[(&str, &str, &str)] = &[
     ("--operator", "", "gateway finalize 7 --reason x --operator-token-file f"),
     ("--reason", "", "gateway finalize 7 --operator x --operator-token-file f"),
     ("--host", "nowhere", "infer --from a --inference-id i --body x"),
+    ("--drill", "spoon@nonce4", "host --from a --models m"),
     ("--deadline-ms", "-1", "infer --from a --inference-id i --body x"),
 ];
 
