@@ -465,6 +465,7 @@ fn every_flag_that_takes_a_value_has_a_bad_one_in_these_tests() {
         "--body",
         "--inference-id",
         "--ledger",
+        "--sessions",
         "--data",
         "--api-keys",
         "--operator-token-file",

@@ -143,7 +143,9 @@ impl Mask {
                 face.resign(*nonce, root, signature, fresh);
             }
             if has(Mood::ClaimsAhead) {
-                *nonce += rng.unsigned(1, 50);
+                // So far that our tip is not there before the answer is: overtaken, it would be a signed lie about a
+                // nonce that we hold, which is `SignsOther`.
+                *nonce += rng.unsigned(1_000, 1_050);
                 face.resign(*nonce, root, signature, fresh);
             }
             if has(Mood::Garbage) {
