@@ -33,6 +33,7 @@ use tonic::{Code, Status};
 
 use crate::echo::{MESSAGE_CHARS, cut};
 
+mod accept;
 pub mod client;
 mod reflection;
 mod server;
@@ -40,8 +41,9 @@ mod server;
 mod tests;
 mod wire;
 
+pub use accept::{Accepted, serve_connections};
 pub use client::{GrpcChannel, repeat_call};
-pub use server::{accept, serve, serve_with};
+pub use server::{serve, serve_with};
 
 /// Metadata key, both ways: which height to read from, and which one was read. Decimal; absent or 0 asks for the latest.
 pub const HEIGHT_HEADER: &str = "x-cosmos-block-height";

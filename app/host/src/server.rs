@@ -1,19 +1,17 @@
 //! Connections of clients: accepted, bounded, and closed in order.
 
 use std::convert::Infallible;
-use std::future::Future;
+use std::future::{Future, ready};
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use holdfast_app::grpc::accept;
+use holdfast_app::grpc::{Accepted, serve_connections};
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
-use tokio::task::JoinSet;
-use tokio::time::{interval, sleep, timeout};
+use tokio::net::TcpListener;
+use tokio::time::{interval, timeout};
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::Service;
@@ -43,46 +41,14 @@ const LOOK: Duration = Duration::from_secs(5);
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 /// Time for the last frames of streams when the host stops.
 const FAREWELL: Duration = Duration::from_secs(2);
-/// Pause after a failed accept: out of file descriptors is the usual cause, and it does not go away at once.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-
 /// Serves `host` on `listener` until `shutdown` resolves; then lets streams send what they have and closes.
 pub async fn serve(host: &Host, listener: TcpListener, shutdown: impl Future<Output = ()>) {
-    let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    let (stop, stopped) = watch::channel(());
-    let mut connections = JoinSet::new();
-    let mut shutdown = pin!(shutdown);
-    loop {
-        tokio::select! {
-            biased;
-            () = &mut shutdown => break,
-            Some(_) = connections.join_next() => {}
-            (slot, accepted) = accept(&listener, &slots) => match accepted {
-                Ok(socket) => drop(connections.spawn(connection(host.clone(), socket, stopped.clone(), slot))),
-                Err(error) => {
-                    tracing::warn!(%error, "a connection was not accepted");
-                    sleep(ACCEPT_PAUSE).await;
-                }
-            },
-        }
-    }
-    drop(listener);
-    drop(stopped);
-    // Fails only when no connection is left to hear it.
-    let _ = stop.send(());
-    let closed = async { while connections.join_next().await.is_some() {} };
-    if timeout(FAREWELL, closed).await.is_err() {
-        connections.shutdown().await;
-    }
+    let connection = |accepted| connection(host.clone(), accepted);
+    serve_connections(listener, CONNECTIONS_MAX, shutdown, ready(()), FAREWELL, connection).await;
 }
 
 /// Serves one connection; holds its slot to the end.
-async fn connection(
-    host: Host,
-    socket: TcpStream,
-    mut stopped: watch::Receiver<()>,
-    _slot: Option<OwnedSemaphorePermit>,
-) {
+async fn connection(host: Host, Accepted { socket, mut stopped, slot: _slot }: Accepted) {
     // A client speaks first. One that never does would hold its slot for ever.
     if !matches!(timeout(FIRST_BYTE, socket.peek(&mut [0])).await, Ok(Ok(1))) {
         return;

@@ -3,6 +3,7 @@
 // See wire.rs.
 #![allow(clippy::result_large_err)]
 
+use std::any::Any;
 use std::convert::Infallible;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,7 +12,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
-use std::{any::Any, io};
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderValue};
@@ -21,9 +21,8 @@ use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncReadExt};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
-use tokio::task::JoinSet;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 use tonic::Status;
 use tonic_health::ServingStatus;
 use tonic_health::pb::health_server::HealthServer;
@@ -31,6 +30,7 @@ use tonic_health::server::{HealthReporter, HealthService};
 use tonic_reflection::pb::v1::server_reflection_server::ServerReflectionServer;
 use tower::Service;
 
+use super::accept::{Accepted, serve_connections};
 use super::reflection::{Descriptors, Reflection};
 use super::wire::{Outgoing, Room, frame, receive};
 use super::{GrpcBackend, GrpcLimits, GrpcReply, GrpcServeError, HEIGHT_HEADER, status};
@@ -48,9 +48,6 @@ const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(20), Duration::fro
 
 /// Longest message to health and reflection, in bytes: they take names.
 const NAME_BYTES: usize = 64 << 10;
-
-/// Pause after a failed accept: out of file descriptors is the usual cause, and it does not go away at once.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Serves `backend`, reflection and health on `listener` until `shutdown` resolves, with the default [`GrpcLimits`].
 /// Then takes no more calls, lets those under way end for up to [`GrpcLimits::drain_timeout`], and closes what is left.
@@ -78,35 +75,20 @@ pub async fn serve_with(
 ) -> Result<(), GrpcServeError> {
     check(&limits)?;
     let server = Arc::new(Server::new(backend, limits).await?);
-    let slots = Arc::new(Semaphore::new(limits.max_connections.min(Semaphore::MAX_PERMITS)));
-    let (stop, stopped) = watch::channel(());
-    let mut connections = JoinSet::new();
-    let mut shutdown = pin!(shutdown);
-    loop {
-        tokio::select! {
-            biased;
-            () = &mut shutdown => break,
-            Some(_) = connections.join_next() => {}
-            (slot, accepted) = accept(&listener, &slots) => match accepted {
-                Ok(socket) => {
-                    connections.spawn(connection(Arc::clone(&server), socket, stopped.clone(), slot));
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "gRPC: a connection was not accepted");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                }
-            },
-        }
-    }
-    drop(listener);
-    server.stop_serving().await;
-    drop(stopped);
-    // Fails only when no connection is left to hear it.
-    let _ = stop.send(());
-    let drained = async { while connections.join_next().await.is_some() {} };
-    if tokio::time::timeout(limits.drain_timeout, drained).await.is_err() {
-        tracing::warn!(connections = connections.len(), "gRPC: closing connections with calls under way");
-        connections.shutdown().await;
+    let calls = Arc::clone(&server);
+    let connection = move |accepted| connection(Arc::clone(&calls), accepted);
+    let closing = server.stop_serving();
+    let cut = serve_connections(
+        listener,
+        limits.max_connections,
+        shutdown,
+        closing,
+        limits.drain_timeout,
+        connection,
+    )
+    .await;
+    if cut > 0 {
+        tracing::warn!(connections = cut, "gRPC: closed connections with calls under way");
     }
     Ok(())
 }
@@ -155,29 +137,8 @@ fn check(limits: &GrpcLimits) -> Result<(), GrpcServeError> {
     Ok(())
 }
 
-/// A slot first, then a connection: with no slot free, connections wait in the listener's backlog. The slot goes with
-/// the connection.
-pub async fn accept(
-    listener: &TcpListener,
-    slots: &Arc<Semaphore>,
-) -> (Option<OwnedSemaphorePermit>, io::Result<TcpStream>) {
-    // Nobody closes the semaphore; were it closed, connections would come without a bound rather than not at all.
-    let slot = Arc::clone(slots).acquire_owned().await.ok();
-    let accepted = listener.accept().await.and_then(|(socket, _)| {
-        // Frames are small and wait for each other; Nagle's delay would cost more than the packets it saves.
-        socket.set_nodelay(true)?;
-        Ok(socket)
-    });
-    (slot, accepted)
-}
-
 /// Serves one connection; holds its slot to the end.
-async fn connection(
-    server: Arc<Server>,
-    socket: TcpStream,
-    mut stopped: watch::Receiver<()>,
-    _slot: Option<OwnedSemaphorePermit>,
-) {
+async fn connection(server: Arc<Server>, Accepted { socket, mut stopped, slot: _slot }: Accepted) {
     let limits = server.limits;
     let (mut reading, writing) = socket.into_split();
     // A client speaks first. One that never does would hold its slot for ever.

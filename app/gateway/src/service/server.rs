@@ -1,7 +1,7 @@
 //! Connections of hosts and operators: accepted, bounded, and closed in order.
 
 use std::convert::Infallible;
-use std::future::Future;
+use std::future::{Future, ready};
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,17 +9,15 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use holdfast_app::grpc::accept;
+use holdfast_app::grpc::{Accepted, serve_connections};
 use holdfast_proto::FILE_DESCRIPTOR_SET;
 use holdfast_proto::holdfast::gateway::v1::gateway_server::GatewayServer;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
-use tokio::task::JoinSet;
-use tokio::time::{interval, sleep, timeout};
+use tokio::net::TcpListener;
+use tokio::time::{interval, timeout};
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::Service;
@@ -44,9 +42,6 @@ const LOOK: Duration = Duration::from_secs(5);
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 /// Time for the last frames of streams when the gateway stops.
 const FAREWELL: Duration = Duration::from_secs(2);
-/// Pause after a failed accept: out of file descriptors is the usual cause, and it does not go away at once.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-
 /// The descriptor set that reflection serves cannot be read: a defect of the build.
 #[derive(Debug, thiserror::Error)]
 #[error("reflection: {0}")]
@@ -67,46 +62,18 @@ pub async fn serve(
         .with_service_name("holdfast.gateway.v1.Gateway")
         .build_v1()
         .map_err(|error| ReflectionError(error.to_string()))?;
-    let slots = Arc::new(Semaphore::new(operators.connections));
+    let connections_max = operators.connections;
     let gateway = GatewayServer::new(operators)
         .max_decoding_message_size(MESSAGE_MAX)
         .max_encoding_message_size(8 << 20);
     let routes = Routes::new(gateway).add_service(reflection).prepare();
-    let (stop, stopped) = watch::channel(());
-    let mut connections = JoinSet::new();
-    let mut shutdown = pin!(shutdown);
-    loop {
-        tokio::select! {
-            biased;
-            () = &mut shutdown => break,
-            Some(_) = connections.join_next() => {}
-            (slot, accepted) = accept(&listener, &slots) => match accepted {
-                Ok(socket) => drop(connections.spawn(connection(routes.clone(), socket, stopped.clone(), slot))),
-                Err(error) => {
-                    tracing::warn!(%error, "a connection was not accepted");
-                    sleep(ACCEPT_PAUSE).await;
-                }
-            },
-        }
-    }
-    drop(listener);
-    drop(stopped);
-    // Fails only when no connection is left to hear it.
-    let _ = stop.send(());
-    let closed = async { while connections.join_next().await.is_some() {} };
-    if timeout(FAREWELL, closed).await.is_err() {
-        connections.shutdown().await;
-    }
+    let connection = |accepted| connection(routes.clone(), accepted);
+    serve_connections(listener, connections_max, shutdown, ready(()), FAREWELL, connection).await;
     Ok(())
 }
 
 /// Serves one connection; holds its slot to the end.
-async fn connection(
-    routes: Routes,
-    socket: TcpStream,
-    mut stopped: watch::Receiver<()>,
-    _slot: Option<OwnedSemaphorePermit>,
-) {
+async fn connection(routes: Routes, Accepted { socket, mut stopped, slot: _slot }: Accepted) {
     // A client speaks first. One that never does would hold its slot for ever.
     if !matches!(timeout(FIRST_BYTE, socket.peek(&mut [0])).await, Ok(Ok(1))) {
         return;

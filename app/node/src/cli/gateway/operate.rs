@@ -173,6 +173,22 @@ fn refused(status: Status) -> anyhow::Error {
     }
 }
 
+/// A verb about one host: the messages have the same fields, each its own name.
+macro_rules! host_verb {
+    ($args:ident, $io:ident, $message:ident, $call:ident) => {{
+        let header = bearer(&$args.audit.operator_token_file)?;
+        let mut client = connect(&$args.reach).await?;
+        let mut request = Request::new(pb::$message {
+            escrow_id: $args.escrow_id,
+            participant: $args.participant.clone(),
+            operator: $args.audit.operator.clone(),
+            reason: $args.audit.reason.clone(),
+        });
+        request.metadata_mut().insert("authorization", header);
+        print(&client.$call(request).await.map_err(refused)?.into_inner(), &$args.reach, $io)
+    }};
+}
+
 async fn call(verb: &GatewayVerb, io: &mut Io<'_>) -> Result<()> {
     match verb {
         GatewayVerb::Escrows(args) => {
@@ -213,39 +229,9 @@ async fn call(verb: &GatewayVerb, io: &mut Io<'_>) -> Result<()> {
             }
             Err(fail(41, "--gateway", "the gateway closed the stream; ask again from the next number"))
         }
-        GatewayVerb::ForceTeach(args) => {
-            let (mut client, header) = host_verb(args).await?;
-            let mut request = Request::new(pb::ForceTeachRequest {
-                escrow_id: args.escrow_id,
-                participant: args.participant.clone(),
-                operator: args.audit.operator.clone(),
-                reason: args.audit.reason.clone(),
-            });
-            request.metadata_mut().insert("authorization", header);
-            print(&client.force_teach(request).await.map_err(refused)?.into_inner(), &args.reach, io)
-        }
-        GatewayVerb::GiveUp(args) => {
-            let (mut client, header) = host_verb(args).await?;
-            let mut request = Request::new(pb::GiveUpRequest {
-                escrow_id: args.escrow_id,
-                participant: args.participant.clone(),
-                operator: args.audit.operator.clone(),
-                reason: args.audit.reason.clone(),
-            });
-            request.metadata_mut().insert("authorization", header);
-            print(&client.give_up(request).await.map_err(refused)?.into_inner(), &args.reach, io)
-        }
-        GatewayVerb::Release(args) => {
-            let (mut client, header) = host_verb(args).await?;
-            let mut request = Request::new(pb::ReleaseRequest {
-                escrow_id: args.escrow_id,
-                participant: args.participant.clone(),
-                operator: args.audit.operator.clone(),
-                reason: args.audit.reason.clone(),
-            });
-            request.metadata_mut().insert("authorization", header);
-            print(&client.release(request).await.map_err(refused)?.into_inner(), &args.reach, io)
-        }
+        GatewayVerb::ForceTeach(args) => host_verb!(args, io, ForceTeachRequest, force_teach),
+        GatewayVerb::GiveUp(args) => host_verb!(args, io, GiveUpRequest, give_up),
+        GatewayVerb::Release(args) => host_verb!(args, io, ReleaseRequest, release),
         GatewayVerb::Finalize(args) => {
             let header = bearer(&args.audit.operator_token_file)?;
             let mut client = connect(&args.reach).await?;
@@ -258,10 +244,6 @@ async fn call(verb: &GatewayVerb, io: &mut Io<'_>) -> Result<()> {
             print(&client.finalize(request).await.map_err(refused)?.into_inner(), &args.reach, io)
         }
     }
-}
-
-async fn host_verb(args: &HostArgs) -> Result<(GatewayClient<Channel>, MetadataValue<Ascii>)> {
-    Ok((connect(&args.reach).await?, bearer(&args.audit.operator_token_file)?))
 }
 
 fn print<M: Message + Name>(answer: &M, reach: &ReachArgs, io: &mut Io<'_>) -> Result<()> {
