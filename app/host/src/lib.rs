@@ -38,4 +38,5 @@ mod waiting;
 pub mod wire;
 
 pub use config::{HostConfig, Pace};
+pub use holdfast_runner::TraceContext;
 pub use host::Host;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_app::keys::SecretKey;
-use holdfast_host::{client, wire};
+use holdfast_host::{TraceContext, client, wire};
 use holdfast_proto::Message;
 use holdfast_proto::holdfast::host::v1 as pb;
 use holdfast_proto::holdfast::host::v1::host_client::HostClient;
@@ -174,13 +174,7 @@ pub(super) fn call_error(status: &Status) -> CallError {
 
 /// The context of a call within the same trace: the same trace id and flags, a new span.
 pub(super) fn child(traceparent: &str, span: [u8; 8]) -> Option<String> {
-    let mut parts = traceparent.split('-');
-    let (version, trace, parent, flags) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
-    let hex = |text: &str, len| text.len() == len && text.bytes().all(|b| b.is_ascii_hexdigit());
-    let known =
-        version == "00" && hex(trace, 32) && hex(parent, 16) && hex(flags, 2) && parts.next().is_none();
-    let span = span.map(|byte| format!("{byte:02x}")).concat();
-    known.then(|| format!("00-{trace}-{span}-{flags}"))
+    TraceContext::parse(traceparent).map(|context| context.child(span).to_string())
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! What names a request: its id and its W3C trace context.
 
+use holdfast_host::TraceContext;
 use http::HeaderMap;
 
 /// Name of the header, both ways.
@@ -28,19 +29,9 @@ pub(crate) fn names(headers: &HeaderMap) -> Names {
         })
         .map_or_else(|| format!("req-{}", random_hex::<12>()), str::to_owned);
     let traceparent = one("traceparent")
-        .filter(|text| is_traceparent(text))
+        .filter(|text| TraceContext::parse(text).is_some())
         .map_or_else(|| format!("00-{}-{}-00", random_hex::<16>(), random_hex::<8>()), str::to_owned);
     Names { request_id, traceparent }
-}
-
-/// Version 00 of the W3C recommendation: `00-<32 hex>-<16 hex>-<2 hex>`, lower case, ids not all zero.
-fn is_traceparent(text: &str) -> bool {
-    let parts: Vec<&str> = text.split('-').collect();
-    let hex = |part: &str, len| {
-        part.len() == len && part.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
-    };
-    let id = |part: &str, len| hex(part, len) && part.bytes().any(|b| b != b'0');
-    matches!(parts.as_slice(), ["00", trace, span, flags] if id(trace, 32) && id(span, 16) && hex(flags, 2))
 }
 
 /// Random bytes as hex. Without a source of them, a name that is not unique but well-formed.
@@ -88,7 +79,7 @@ mod tests {
             "00-4bf92f3577b34da6a3ce929d0e0e473-00f067aa0ba902b7-01",
         ] {
             let made = given("traceparent", bad).traceparent;
-            assert!(is_traceparent(&made) && made != bad, "{bad} became {made}");
+            assert!(TraceContext::parse(&made).is_some() && made != bad, "{bad} became {made}");
         }
     }
 
