@@ -116,7 +116,7 @@ impl GatewayCore {
         if self.corrupt.is_none() && !self.meta.expired && !self.suspected() {
             if self.state.phase() == Phase::Active
                 && !self.meta.closing
-                && (self.must_finalize() || self.broke())
+                && (self.state.must_finalize() || self.broke())
             {
                 self.log("escrow_used_up", true, None, vec![("nonce", self.state.nonce().to_string())]);
                 self.finalize();
@@ -149,7 +149,7 @@ impl GatewayCore {
         let since = *self.closing.since_ms.get_or_insert(now);
         let busy = !self.flights.is_empty() || self.votes_pending() || !self.ripe.is_empty();
         // A finish that waits is published by a flush before the end.
-        let busy = busy || self.pending.len() > 0 && !self.must_finalize() && !self.broke();
+        let busy = busy || self.pending.len() > 0 && !self.state.must_finalize() && !self.broke();
         if busy && now < since.saturating_add(self.cfg.drain_ms) {
             return;
         }

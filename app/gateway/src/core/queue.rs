@@ -97,7 +97,7 @@ impl GatewayCore {
         let over = self.meta.closing
             || self.meta.expired
             || self.state.phase() != Phase::Active
-            || self.must_finalize()
+            || self.state.must_finalize()
             || self.state.balance() < smallest && self.state.reserved() == 0;
         over.then_some(RequestError::EscrowExhausted)
     }
@@ -193,7 +193,7 @@ impl GatewayCore {
     /// Whether a pass may follow when nobody asks. Who doubts itself signs nothing that nobody asked for.
     pub(super) fn may_flush(&self) -> bool {
         self.state.phase() == Phase::Active
-            && !self.must_finalize()
+            && !self.state.must_finalize()
             && !self.broke()
             && (!self.suspected() || self.may_untie())
             && !self.settling_in()

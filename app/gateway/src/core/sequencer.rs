@@ -105,25 +105,19 @@ impl GatewayCore {
             Ok(composed) => composed,
             Err(error) => return Err(StepError::Refused(error)),
         };
-        let mut diff = Diff {
-            escrow_id: self.terms.escrow_id,
-            nonce: composed.state.nonce(),
-            txs: composed.txs,
-            post_state_root: composed.root,
-            signature: [0; 65],
-        };
-        diff.signature = self.signer.sign(diff.digest(&self.terms.chain_id));
-        let gone =
-            diff.txs.iter().map(Tx::key).chain(composed.dropped.iter().map(|(tx, _)| tx.key())).collect();
+        let signature = self.signer.sign(composed.digest());
+        let keys = composed.txs.iter().chain(composed.dropped.iter().map(|(tx, _)| tx)).map(Tx::key);
+        let gone = keys.collect();
         let due =
             start.as_ref().map(|(kind, _)| DueRow { kind: *kind, cancelled: false, rounds: 0, reason: 0 });
         for (tx, error) in &composed.dropped {
             let fields = vec![("tx", format!("{:?}", tx.key())), ("error", error.to_string())];
             self.log("escrow_pending_tx_dropped", false, None, fields);
         }
+        let (diff, state) = composed.into_diff(signature);
         let mut staged = Staged {
             diff,
-            state: composed.state,
+            state,
             rows: WriteSet::new(),
             gone,
             ended: Vec::new(),
@@ -307,16 +301,9 @@ impl GatewayCore {
         let Some(receipt) = tx.inference_id().and_then(|id| self.pending.get(&TxKey::Confirm(id))) else {
             return false;
         };
-        let reserve = self.must_finalize().then_some(Tx::FinalizeRound);
+        let reserve = self.state.must_finalize().then_some(Tx::FinalizeRound);
         compose(&self.state, vec![receipt.clone(), tx.clone()], reserve.into_iter().collect())
             .is_ok_and(|composed| !composed.dropped.iter().any(|(dropped, _)| dropped.key() == tx.key()))
-    }
-
-    /// Whether the next diff must end the session: what is left of the nonces is needed for that.
-    pub(super) fn must_finalize(&self) -> bool {
-        let next = self.state.nonce().saturating_add(1);
-        self.state.phase() == Phase::Active
-            && next.saturating_add(self.terms.group_size()).saturating_add(1) > self.terms.max_nonce
     }
 
     /// Whether the balance does not cover another diff.

@@ -171,12 +171,10 @@ fn encoded_len(txs: &[Tx]) -> usize {
     txs.iter().fold(DIFF_FRAME, |sum, tx| sum.saturating_add(tx.to_bytes().len()))
 }
 
-/// The last N + 1 nonces are for finalizing: a pass would eat them as a start does.
+/// `nonce` is the next one.
 fn check_reserve(state: &State, nonce: u64, txs: &[Tx]) -> Result<(), ApplyError> {
-    let max = state.config.max_nonce;
-    let needed = nonce.saturating_add(state.config.group_size()).saturating_add(1);
-    if state.phase == Phase::Active && needed > max && !matches!(txs.last(), Some(Tx::FinalizeRound)) {
-        return Err(ApplyError::NonceReserve { nonce, max });
+    if state.must_finalize() && !matches!(txs.last(), Some(Tx::FinalizeRound)) {
+        return Err(ApplyError::NonceReserve { nonce, max: state.config.max_nonce });
     }
     Ok(())
 }

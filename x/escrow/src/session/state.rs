@@ -156,6 +156,13 @@ impl State {
         self.finalize_nonce
     }
 
+    /// Whether the next diff must carry FinalizeRound: the last N + 1 nonces are for finalizing, and a pass would eat them
+    /// as a start does.
+    pub fn must_finalize(&self) -> bool {
+        let end = self.nonce.saturating_add(self.config.group_size()).saturating_add(2);
+        self.phase == Phase::Active && end > self.config.max_nonce
+    }
+
     /// Coins neither spent nor reserved.
     pub fn balance(&self) -> u128 {
         self.balance
