@@ -217,6 +217,9 @@ mod tests {
     fn traffic_keeps_as_many_inferences_open_as_were_asked_for() {
         let outcome = run(Size::QUICK).unwrap();
         assert_eq!(outcome.details["open"], 41);
-        assert!(outcome.rows.iter().all(|row| row.value > 0.0));
+        // What is beside the checks is a difference of two times: in few rounds noise may make it anything.
+        let times = outcome.rows.iter().filter(|row| row.name != "escrow.diff_beside_checks");
+        assert_eq!(times.filter(|row| row.value > 0.0).count(), 4);
+        assert!(outcome.rows.iter().all(|row| row.value.is_finite()));
     }
 }
