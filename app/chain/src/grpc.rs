@@ -34,6 +34,7 @@ use tonic::{Code, Status};
 use crate::echo::{MESSAGE_CHARS, cut};
 
 mod accept;
+mod chain;
 pub mod client;
 mod reflection;
 mod server;
@@ -42,6 +43,7 @@ mod tests;
 mod wire;
 
 pub use accept::{Accepted, serve_connections};
+pub use chain::{ChainClient, ChainError, ChainFuture, Gas, Sender, TX_LIFE_BLOCKS};
 pub use client::{GrpcChannel, repeat_call};
 pub use server::{serve, serve_with};
 

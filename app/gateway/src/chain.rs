@@ -1,26 +1,17 @@
 //! What a gateway asks of the chain and sends to it.
 
-mod convert;
 mod grpc;
+mod rows;
 
 use std::collections::BTreeMap;
-use std::future::Future;
-use std::pin::Pin;
 use std::time::Duration;
 
+use holdfast_app::grpc::{ChainError, ChainFuture, TX_LIFE_BLOCKS};
 use holdfast_escrow::session::settle::Settlement;
 use holdfast_escrow::session::{FrozenConfig, Hash};
-use holdfast_host::chain::ChainError;
 use holdfast_types::Address;
 
-pub use convert::{RowError, frozen, settlement};
 pub use grpc::GrpcChain;
-
-/// Blocks after which a transaction that is in none is void.
-pub const TX_LIFE_BLOCKS: u64 = 10;
-
-/// An answer to come.
-pub type ChainFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, ChainError>> + Send + 'a>>;
 
 /// An escrow as the chain has it.
 #[derive(Debug, Clone, PartialEq, Eq)]

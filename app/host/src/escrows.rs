@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
+use holdfast_app::grpc::{ChainError, ChainFuture};
 use holdfast_types::Address;
 
-use crate::chain::{ChainError, ChainFuture};
 use crate::session::Terms;
 
 /// An escrow on the chain.

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use holdfast_app::grpc::ChainError;
 use holdfast_proto::holdfast::host::v1 as pb;
 use holdfast_proto::holdfast::host::v1::host_server::HostServer;
 use holdfast_proto::holdfast::host::v1::serve_response::Event;
@@ -30,7 +31,7 @@ use tonic::{Request, Status};
 
 use crate::auth;
 use crate::body::{BODY_MAX, Body, Prompt};
-use crate::chain::{Chain, ChainError};
+use crate::chain::Chain;
 use crate::config::HostConfig;
 use crate::driver::Sessions;
 use crate::intake::{self, Budget, MESSAGE_MAX, Rule};

@@ -13,6 +13,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use holdfast_app::grpc::{ChainError, TX_LIFE_BLOCKS};
 use holdfast_app::tx::pack;
 use holdfast_proto::Any;
 use holdfast_proto::holdfast::inference::v1::{
@@ -25,7 +26,7 @@ use holdfast_runner::{Cause, FailureKind, WorkRecord, WorkStatus};
 use sha2::{Digest, Sha256};
 use tokio::sync::Notify;
 
-use crate::chain::{Chain, ChainError, TX_LIFE_BLOCKS};
+use crate::chain::Chain;
 use crate::config::Pace;
 use crate::host::Answers;
 

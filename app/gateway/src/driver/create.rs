@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use holdfast_host::chain::ChainError;
+use holdfast_app::grpc::{ChainError, TX_LIFE_BLOCKS};
 use tokio::time::sleep;
 
 use super::{Gateway, GatewayError, Inner, Intent, Result, blocking};
-use crate::chain::{DeliverError, NewEscrow, Order, TX_LIFE_BLOCKS, deliver_until};
+use crate::chain::{DeliverError, NewEscrow, Order, deliver_until};
 
 impl Gateway {
     /// [`Self::create`] for a gateway that begins: not when it has an escrow of the model already, open or not here.

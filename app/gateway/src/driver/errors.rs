@@ -1,6 +1,6 @@
 //! Why the gateway does not do it.
 
-use holdfast_host::chain::ChainError;
+use holdfast_app::grpc::ChainError;
 use holdfast_types::Address;
 
 use super::journal::JournalError;

@@ -72,7 +72,7 @@ async fn pay(inner: Arc<Inner>, escrow_id: u64, owed: Owed) {
             Err(error) => {
                 failed += 1;
                 let refused = matches!(&error, GatewayError::Deliver(DeliverError::Chain(e))
-                    if matches!(e, holdfast_host::chain::ChainError::Refused { .. }));
+                    if matches!(e, holdfast_app::grpc::ChainError::Refused { .. }));
                 metrics::settlement(if refused { "refused" } else { "failed" });
                 if failed >= retry.attempts {
                     tracing::error!(

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use holdfast_host::chain::ChainError;
+use holdfast_app::grpc::ChainError;
 use holdfast_types::Address;
 use tokio::time::sleep;
 

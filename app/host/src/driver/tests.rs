@@ -2,6 +2,7 @@
 
 use std::sync::Mutex;
 
+use holdfast_app::grpc::{ChainError, ChainFuture};
 use holdfast_escrow::session::{KIND_CANCELLED, Tx, check_tx};
 use holdfast_proto::holdfast::gateway::v1 as gateway;
 use holdfast_proto::holdfast::gateway::v1::gateway_server::{Gateway as GatewayService, GatewayServer};
@@ -27,7 +28,7 @@ use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
 use tonic::{Code, Response};
 
 use super::*;
-use crate::chain::{Chain, ChainFuture};
+use crate::chain::Chain;
 use crate::client::signed;
 use crate::escrows::{EscrowInfo, MemoryEscrows};
 use crate::outbox::response_hash;
@@ -65,10 +66,7 @@ impl Chain for NoChain {
         Box::pin(async { Ok(None) })
     }
 
-    fn broadcast(
-        &self,
-        _: Vec<holdfast_proto::Any>,
-    ) -> ChainFuture<'_, Vec<Result<String, crate::chain::ChainError>>> {
+    fn broadcast(&self, _: Vec<holdfast_proto::Any>) -> ChainFuture<'_, Vec<Result<String, ChainError>>> {
         Box::pin(async { panic!("a session reports nothing to the chain") })
     }
 }

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
 
+use holdfast_app::grpc::{ChainError, ChainFuture, TX_LIFE_BLOCKS};
 use holdfast_app::keys::SecretKey;
 use holdfast_proto::Any;
 use holdfast_proto::holdfast::inference::v1::{MsgFinishInference, MsgReportFailure};
@@ -21,7 +22,6 @@ use tonic::Code;
 use tonic::metadata::MetadataValue;
 
 use super::*;
-use crate::chain::{ChainFuture, TX_LIFE_BLOCKS};
 use crate::config::Pace;
 use crate::outbox::response_hash;
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
+use holdfast_app::grpc::ChainError;
 use holdfast_gateway::chain::{GrpcChain, NewEscrow};
 use holdfast_gateway::core::OpenError;
 use holdfast_gateway::driver::{
@@ -17,7 +18,6 @@ use holdfast_gateway::driver::{
 use holdfast_gateway::openai::{self, Api, ApiConfig, KeyConfig, Limits, MemBudgets, Seams};
 use holdfast_gateway::service::{self, OperatorToken, Operators};
 use holdfast_gateway::settings::{Connections, Offer, Prober, Rotation, Settings};
-use holdfast_host::chain::ChainError;
 use holdfast_host::store::{DbError, FjallDb, LocalDb};
 use holdfast_types::{Coin, Hrp};
 use metrics_exporter_prometheus::PrometheusBuilder;

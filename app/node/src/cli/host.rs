@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use holdfast_app::grpc::ChainError;
 use holdfast_app::keys::SecretKey;
-use holdfast_host::chain::{ChainError, GrpcChain};
+use holdfast_host::chain::GrpcChain;
 use holdfast_host::session::rules::Drill;
 use holdfast_host::{Host, HostConfig, Pace, owner, server};
 use holdfast_runner::ledger::{FileStore, LedgerConfig, LedgerError};

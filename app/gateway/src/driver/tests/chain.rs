@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use holdfast_app::grpc::{ChainError, ChainFuture};
 use holdfast_escrow::session::FrozenConfig;
 use holdfast_escrow::session::settle::{Mode, Payout, verify};
-use holdfast_host::chain::ChainError;
 use holdfast_types::Address;
 
-use crate::chain::{Chain, ChainFuture, EscrowRow, EscrowStatus, Order, ProbeReady, ProbeStart, TxOutcome};
+use crate::chain::{Chain, EscrowRow, EscrowStatus, Order, ProbeReady, ProbeStart, TxOutcome};
 
 /// What happens to the next transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
 
 use super::board::{Board, HostRow};
-use super::chain::ChainClient;
+use super::chain::Payer;
 use super::faults::FaultKind;
 use super::load::{self, Counts, Load, Requests};
 use super::process::{Again, Process};
@@ -45,7 +45,7 @@ struct HostProcess {
 
 /// What a run has once it is up.
 struct Up {
-    chain: ChainClient,
+    chain: Payer,
     operator: Operator,
     changes: mpsc::Receiver<pb::WatchDivergenceResponse>,
     follower: JoinHandle<()>,
@@ -232,7 +232,7 @@ impl<'a> Net<'a> {
         if let Some(listen) = self.chain.args.iter_mut().skip_while(|word| *word != "--grpc-listen").nth(1) {
             listen.clone_from(&chain_grpc);
         }
-        let chain = ChainClient::connect(&chain_grpc, &plan.chain_id, plan.key.clone()).await?;
+        let chain = Payer::connect(&chain_grpc, plan.key.clone()).await?;
         let until = Instant::now() + BEGIN;
         let before = loop {
             // Before its first block the chain has no state to ask.
@@ -280,7 +280,7 @@ impl<'a> Net<'a> {
         Ok(up)
     }
 
-    async fn balances(&self, chain: &ChainClient) -> Result<Balances> {
+    async fn balances(&self, chain: &Payer) -> Result<Balances> {
         let mut hosts = Vec::with_capacity(self.plan.hosts.len());
         for host in &self.plan.hosts {
             hosts.push(chain.balance(&host.address).await?);
