@@ -17,7 +17,7 @@ use holdfast_proto::holdfast::host::v1::host_server::HostServer;
 use holdfast_proto::holdfast::host::v1::serve_response::Event;
 use holdfast_proto::holdfast::inference::v1::{Inference, InferenceStatus};
 use holdfast_proto::holdfast::runner::v1::FailureKind as PbKind;
-use holdfast_runner::adapter::{Sampling, SessionId};
+use holdfast_runner::adapter::Sampling;
 use holdfast_runner::runner::{GenerateRequest, Generation, Outcome, RunnerHandle, Stopped, SubmitError};
 use holdfast_runner::text::{ChatMessage, TextCodec};
 use holdfast_runner::{Cause, Clock, FailureKind, WorkStatus};
@@ -29,6 +29,7 @@ use tokio::time::{sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Status};
 
+use crate::answers::{Answer, Answers};
 use crate::auth;
 use crate::body::{BODY_MAX, Body, Prompt};
 use crate::chain::Chain;
@@ -36,7 +37,7 @@ use crate::config::HostConfig;
 use crate::driver::Sessions;
 use crate::intake::{self, Budget, MESSAGE_MAX, Rule};
 use crate::outbox::Outbox;
-use crate::tape::{Kept, Piece, Shelf, Tape, pump};
+use crate::tape::{Piece, pump, reader_limit};
 use crate::waiting::Waiting;
 use crate::wire::RETRY_AFTER;
 
@@ -50,35 +51,8 @@ const START_WAIT: Duration = Duration::from_secs(30);
 const STREAMS_MAX: usize = 1_024;
 /// Pieces of an answer on their way to one client.
 const PIECES: usize = 16;
-/// Longest a client may take for the whole answer, beyond the runner's own limit.
-pub(crate) const READER_GRACE: Duration = Duration::from_secs(360);
 /// When to try again if the host has no room, milliseconds.
 const RETRY_MS: u64 = 1_000;
-
-/// One answer as its clients see it.
-pub(crate) struct Answer {
-    pub(crate) session: SessionId,
-    requester: Address,
-    prompt_hash: [u8; 32],
-    tape: Tape<Event>,
-}
-
-impl Answer {
-    fn new(session: SessionId, requester: Address, prompt_hash: [u8; 32], end: Option<Event>) -> Arc<Self> {
-        Arc::new(Self { session, requester, prompt_hash, tape: Tape::new(end) })
-    }
-}
-
-impl Kept for Answer {
-    type End = Event;
-
-    fn tape(&self) -> &Tape<Event> {
-        &self.tape
-    }
-}
-
-/// Answers by inference id.
-pub(crate) type Answers = Shelf<String, Answer>;
 
 struct Shared {
     config: HostConfig,
@@ -505,10 +479,7 @@ impl Host {
             let text = format!("inference_id {id}: somebody else's, or with another body");
             return Err(Status::permission_denied(text));
         }
-        let within = match request.deadline_ms {
-            0 => READER_GRACE,
-            limit => Duration::from_millis(limit).min(READER_GRACE),
-        };
+        let within = reader_limit(request.deadline_ms);
         let (sender, receiver) = mpsc::channel(PIECES);
         tokio::spawn(stream(answer, sender, within, shared.config.pace.beat, permit));
         Ok(ReceiverStream::new(receiver))

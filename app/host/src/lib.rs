@@ -18,6 +18,7 @@
 //! | [`store`] | where sessions are kept |
 //! | [`wire`] | the cause of a failed call on the wire |
 
+mod answers;
 pub mod auth;
 pub mod body;
 pub mod chain;

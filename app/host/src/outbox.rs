@@ -26,9 +26,9 @@ use holdfast_runner::{Cause, FailureKind, WorkRecord, WorkStatus};
 use sha2::{Digest, Sha256};
 use tokio::sync::Notify;
 
+use crate::answers::Answers;
 use crate::chain::Chain;
 use crate::config::Pace;
-use crate::host::Answers;
 
 /// Most reports looked at in one round.
 const BATCH: usize = 64;

@@ -16,8 +16,9 @@ use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::Service;
 
-use crate::host::{Host, READER_GRACE};
+use crate::host::Host;
 use crate::intake::{Held, Metered};
+use crate::tape::READER_GRACE;
 
 /// Connections at a time; more wait in the backlog.
 const CONNECTIONS_MAX: usize = 512;

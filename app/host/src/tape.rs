@@ -19,6 +19,17 @@ const KEPT: usize = 1_024;
 /// Pieces of all these together, each some 150 bytes. Who asks for one that went gets it from the ledger.
 const PIECES_KEPT: usize = 1 << 19;
 
+/// Longest a client may take for the whole answer, beyond the runner's own limit.
+pub(crate) const READER_GRACE: Duration = Duration::from_secs(360);
+
+/// How long a client is read to that set a deadline; 0 is none.
+pub(crate) fn reader_limit(deadline_ms: u64) -> Duration {
+    match deadline_ms {
+        0 => READER_GRACE,
+        limit => Duration::from_millis(limit).min(READER_GRACE),
+    }
+}
+
 /// One answer as its clients see it. `E` is its end.
 pub(crate) struct Tape<E> {
     state: Mutex<State<E>>,

@@ -22,10 +22,9 @@ use tonic::{Request, Status};
 
 use super::admission::Ready;
 use super::{Sessions, credential};
-use crate::host::READER_GRACE;
 use crate::outbox::response_hash;
 use crate::session::{HostCore, JobEnd, StartJob, errors};
-use crate::tape::{Kept, Piece, Tape, pump};
+use crate::tape::{Kept, Piece, Tape, pump, reader_limit};
 use crate::wire;
 
 /// Messages on their way to one client.
@@ -116,10 +115,7 @@ impl Sessions {
             // The last process took it; its outcome is being found out.
             (None, None) => return Err(wire::status(errors::busy("it is being settled", 1_000))),
         };
-        let within = match deadline_ms {
-            0 => READER_GRACE,
-            limit => Duration::from_millis(limit).min(READER_GRACE),
-        };
+        let within = reader_limit(deadline_ms);
         let (sender, receiver) = mpsc::channel(PIECES);
         let receipt = Some(step.receipt).filter(|tx| !tx.is_empty());
         let first =

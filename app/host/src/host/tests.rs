@@ -8,6 +8,7 @@ use holdfast_app::grpc::{ChainError, ChainFuture, TX_LIFE_BLOCKS};
 use holdfast_app::keys::SecretKey;
 use holdfast_proto::Any;
 use holdfast_proto::holdfast::inference::v1::{MsgFinishInference, MsgReportFailure};
+use holdfast_runner::adapter::SessionId;
 use holdfast_runner::backends::reference::oracle::Oracle;
 use holdfast_runner::backends::reference::{DEFAULT_SEED, ReferenceModel, decode};
 use holdfast_runner::fault::{FaultyAdapter, FaultyPool};
