@@ -42,4 +42,4 @@ pub use backend::{
 pub use idempotency::{MemReplies, ReplyId, ReplyMark, ReplyStore, StoredReply};
 pub use keys::{DuplicateKey, KeyBudgets, KeyConfig, MemBudgets, StoreError};
 pub use routes::{Api, ApiConfig, ApiConfigError, Limits, Seams};
-pub use server::serve;
+pub use server::{LAST_WORD, serve};

@@ -3,7 +3,7 @@
 
 use holdfast_escrow::divergence::{DivergenceKeeper, Evidence, EvidenceKind, Subject};
 use holdfast_escrow::repair::{
-    Answer, Attempt, Bisect, Failure, OurPoint, ProofReply, ProofVerdict, RepairEvent, verify_proof,
+    Answer, Attempt, Bisect, Doubt, Failure, OurPoint, ProofReply, ProofVerdict, RepairEvent, verify_proof,
 };
 use holdfast_escrow::session::Diff;
 use holdfast_proto::holdfast::host::v1 as pb;
@@ -113,9 +113,16 @@ impl GatewayCore {
         };
         worker.call = None;
         let evidence = worker.refused.take();
-        let shown = result
-            .ok()
-            .map(|reply| self.judge(participant, reply.nonce, &reply.root, &reply.state_signature));
+        let reply = result.ok();
+        let elsewhere = reply.as_ref().is_some_and(|reply| {
+            reply.withheld && self.history.root(reply.nonce).is_some_and(|ours| reply.root != ours[..])
+        });
+        if elsewhere {
+            let event = RepairEvent::Forked { nonce: refused.saturating_sub(1) };
+            return self.repair_event(participant, event, Brought { evidence });
+        }
+        let shown =
+            reply.map(|reply| self.judge(participant, reply.nonce, &reply.root, &reply.state_signature));
         if let Some(super::members::Shown::Mismatch(mismatch)) = shown {
             let evidence = evidence_of(&mismatch, &self.terms.chain_id, self.terms.escrow_id);
             let event = RepairEvent::Forked { nonce: mismatch.nonce };
@@ -159,7 +166,9 @@ impl GatewayCore {
         let ours = self.history.root(applied.nonce).is_some_and(|root| applied.root == root[..]);
         match verdict {
             ProofVerdict::Verified(proof) => (RepairEvent::Proof(proof), None),
-            ProofVerdict::Diverged { .. } | ProofVerdict::AboveTip { .. } => {
+            ProofVerdict::Diverged { .. }
+            | ProofVerdict::AboveTip { .. }
+            | ProofVerdict::CannotTell(Doubt::WithheldElsewhere) => {
                 (verdict.event(applied.nonce), self.verdict_evidence(&verdict))
             }
             _ if ours && applied.nonce < before => (RepairEvent::ChunkBehind { have: applied.nonce }, None),

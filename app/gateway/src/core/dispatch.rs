@@ -148,6 +148,17 @@ impl GatewayCore {
     }
 
     pub(super) fn finished(&mut self, nonce: u64, finished: pb::InferFinished) {
+        let said = match Tx::from_bytes(&finished.tx) {
+            Ok(Tx::FinishInference { id, response_hash, .. }) if id == nonce => response_hash,
+            _ => {
+                // Without a signed finish the answer is not known to be whole: as good as a stream that breaks.
+                let Some(participant) = self.flights.get(&nonce).map(|flight| flight.participant) else {
+                    return;
+                };
+                self.blame(&participant, &CallError::Transport);
+                return self.flight_failed(nonce, CallError::Transport);
+            }
+        };
         let Some(flight) = self.flights.remove(&nonce) else { return };
         let taken = self.intake(&finished.tx);
         if let Some(call) = flight.call {
@@ -159,25 +170,21 @@ impl GatewayCore {
         }
         self.alive_ms = Some(self.now.mono_ms);
         let text: [u8; 32] = flight.text.finalize().into();
-        let said = match Tx::from_bytes(&finished.tx) {
-            Ok(Tx::FinishInference { id, response_hash, .. }) if id == nonce => Some(response_hash),
-            _ => None,
-        };
-        if !(taken || self.finish_known(nonce, &finished.tx)) || said != Some(text) {
+        if !(taken || self.finish_known(nonce, &finished.tx)) || said != text {
             let fields = vec![("nonce", nonce.to_string()), ("taken", taken.to_string())];
             self.log("escrow_finish_doubtful", true, Some(flight.participant), fields);
         }
         if let Some(asking) = flight.asking {
             let usage = finished.usage.unwrap_or_default();
-            let event = if said.is_some() {
+            let event = if said == text {
                 ClientEvent::Finished {
                     finish_reason: finished.finish_reason,
                     prompt_tokens: usage.prompt_tokens,
                     completion_tokens: usage.completion_tokens,
                 }
             } else {
-                // Without a signed finish the answer is not known to be whole.
-                ClientEvent::Failed(RequestError::HostFailed { kind: 0 })
+                // What the client has is not what the host signs for: a piece is lost, or another one.
+                ClientEvent::Failed(RequestError::HostFailed { kind: super::KIND_STREAM_RESET })
             };
             self.tell(asking.request.request_id, event);
         }

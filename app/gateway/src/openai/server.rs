@@ -26,12 +26,20 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Connections that are told at a time that there are too many; more are closed without a word.
 const TURNED_AWAY: usize = 32;
+/// Longest time for clients to take that their answer was ended.
+pub const LAST_WORD: Duration = Duration::from_secs(2);
 /// Longest time to tell one.
 const TURN_AWAY: Duration = Duration::from_secs(1);
 
-/// Serves `api` on `listener` until `shutdown` resolves. Then takes no more requests, lets answers under way end for up to
-/// [`Limits::drain`](super::Limits::drain), and closes what is left: those clients count as gone.
-pub async fn serve(api: Arc<Api>, listener: TcpListener, shutdown: impl Future<Output = ()>) {
+/// Serves `api` on `listener` until `shutdown` resolves. Then takes no more requests, and lets answers under way end for up
+/// to [`Limits::drain`](super::Limits::drain). Then awaits `ending`, which ends them at the backend, so that each client
+/// is told; who does not take that in two seconds is closed.
+pub async fn serve(
+    api: Arc<Api>,
+    listener: TcpListener,
+    shutdown: impl Future<Output = ()>,
+    ending: impl Future<Output = ()>,
+) {
     let limits = api.config.limits;
     let slots = Arc::new(Semaphore::new(limits.connections.min(Semaphore::MAX_PERMITS)));
     let doors = Arc::new(Semaphore::new(TURNED_AWAY));
@@ -65,11 +73,17 @@ pub async fn serve(api: Arc<Api>, listener: TcpListener, shutdown: impl Future<O
     drop(stopped);
     // Fails only when no connection is left to hear it.
     let _ = stop.send(());
-    let closed = async { while connections.join_next().await.is_some() {} };
-    if timeout(limits.drain, closed).await.is_err() {
-        tracing::warn!(connections = connections.len(), "closing connections with answers under way");
-        connections.shutdown().await;
+    if timeout(limits.drain, closed(&mut connections)).await.is_ok() {
+        return;
     }
+    tracing::warn!(connections = connections.len(), "ending answers under way");
+    ending.await;
+    let _ = timeout(LAST_WORD, closed(&mut connections)).await;
+    connections.shutdown().await;
+}
+
+async fn closed(connections: &mut JoinSet<()>) {
+    while connections.join_next().await.is_some() {}
 }
 
 /// Serves one connection; holds its slot to the end.

@@ -16,6 +16,7 @@ use holdfast_proto::holdfast::runner::v1::FailureKind;
 use holdfast_types::Address;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
@@ -34,6 +35,8 @@ enum Act {
     Hang,
     /// Until a stop text was found.
     Enough,
+    /// Until the sessions are ended.
+    Ended,
 }
 
 /// Sessions that play one script for every request.
@@ -42,6 +45,7 @@ struct Fake {
     submissions: Mutex<Vec<Submission>>,
     /// Requests whose client left.
     left: AtomicUsize,
+    ended: Semaphore,
     ready: Mutex<Readiness>,
 }
 
@@ -72,6 +76,7 @@ impl Sessions for Arc<Fake> {
                 match act {
                     Act::Sleep(ms) => sleep(Duration::from_millis(ms)).await,
                     Act::Hang => sender.closed().await,
+                    Act::Ended => drop(fake.ended.acquire().await.unwrap()),
                     Act::Enough => {
                         if let Some(stopped) = stopped.take() {
                             assert_eq!(stopped.await, Ok(()), "no stop text was found");
@@ -137,6 +142,7 @@ impl Server {
             script: Mutex::new(script),
             submissions: Mutex::default(),
             left: AtomicUsize::new(0),
+            ended: Semaphore::new(0),
             ready: Mutex::new(ready),
         });
         let budgets = Arc::new(MemBudgets::default());
@@ -150,9 +156,9 @@ impl Server {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
-        let serving = tokio::spawn(serve(api, listener, async {
-            let _ = stopped.await;
-        }));
+        let ended = Arc::clone(&fake);
+        let shutdown = async { drop(stopped.await) };
+        let serving = tokio::spawn(serve(api, listener, shutdown, async move { ended.ended.add_permits(9) }));
         Self { addr, fake, budgets, replies, stop: Some(stop), serving }
     }
 

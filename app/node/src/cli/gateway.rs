@@ -254,7 +254,9 @@ async fn serve(args: &RunArgs, io: &mut Io<'_>) -> Result<()> {
     let told = |mut stopped: watch::Receiver<bool>| async move {
         let _ = stopped.wait_for(|stop| *stop).await;
     };
-    let applications = tokio::spawn(openai::serve(api, http, told(stopped.clone())));
+    let ended = gateway.clone();
+    let ending = async move { ended.stop().await };
+    let mut applications = tokio::spawn(openai::serve(api, http, told(stopped.clone()), ending));
     let operators = Operators::new(gateway.clone(), token).with_connections(connections.grpc);
     let (close, closed) = watch::channel(false);
     let operators = tokio::spawn(service::serve(operators, grpc, told(closed)));
@@ -295,8 +297,12 @@ async fn serve(args: &RunArgs, io: &mut Io<'_>) -> Result<()> {
     tracing::info!(signal, "gateway: takes no more requests, lets answers end");
     let _ = stop.send(true);
     tokio::select! {
-        _ = applications => {}
-        signal = signals.next() => tracing::warn!(signal, "gateway: stops at once"),
+        _ = &mut applications => {}
+        signal = signals.next() => {
+            tracing::warn!(signal, "gateway: stops at once");
+            gateway.stop().await;
+            let _ = tokio::time::timeout(openai::LAST_WORD, applications).await;
+        }
     }
     gateway.stop().await;
     let _ = close.send(true);

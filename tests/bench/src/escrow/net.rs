@@ -216,7 +216,9 @@ impl Net {
         let api = Api::new(ApiConfig::default(), seams)?;
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let address = listener.local_addr()?;
-        tasks.spawn(async move { openai::serve(api, listener, std::future::pending()).await });
+        tasks.spawn(async move {
+            openai::serve(api, listener, std::future::pending(), std::future::ready(())).await
+        });
         Ok(Self { gateway, api: address, urls, refuses, runners, tasks, _dir: dir })
     }
 

@@ -124,6 +124,9 @@ impl ClearProof {
 pub enum Doubt {
     /// The host withholds its signature; its root is ours.
     Withheld,
+    /// The host withholds its signature, and says that its root is another. What it waits for may never be in its own
+    /// log, so its word is enough to call it forked: that costs nobody but itself.
+    WithheldElsewhere,
     /// The right root at a sufficient nonce, signed by a key that our state does not bind.
     KeyNotBound(
         /// Address of that key.
@@ -183,6 +186,7 @@ impl ProofVerdict {
             Self::Diverged { nonce, .. } => RepairEvent::Forked { nonce },
             Self::AboveTip { nonce, .. } => RepairEvent::SignedAboveTip { nonce },
             Self::CannotTell(Doubt::Withheld) => RepairEvent::Withheld { nonce: reply_nonce },
+            Self::CannotTell(Doubt::WithheldElsewhere) => RepairEvent::Forked { nonce: reply_nonce },
             Self::CannotTell(Doubt::KeyNotBound(_)) => RepairEvent::KeyNotBound,
             Self::CannotTell(Doubt::Unsigned | Doubt::NotFresh) => RepairEvent::Failed(Failure::Malformed),
             Self::CannotTell(Doubt::OurRootUnknown) => RepairEvent::StoreUnreadable,
@@ -209,7 +213,11 @@ pub fn verify_proof<'p>(
     let signature = Signature::try_from(reply.state_signature).ok();
     let signer = signature.and_then(|signature| recover(&signed, &signature).ok());
     let (Some(signature), Some(signer)) = (signature, signer) else {
-        let doubt = if same && reply.withheld { Doubt::Withheld } else { Doubt::Unsigned };
+        let doubt = match reply.withheld && nonce <= attempt.tip {
+            true if same => Doubt::Withheld,
+            true => Doubt::WithheldElsewhere,
+            false => Doubt::Unsigned,
+        };
         return ProofVerdict::CannotTell(doubt);
     };
     if !(ours.authorised)(&signer) {

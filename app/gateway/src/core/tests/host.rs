@@ -37,6 +37,10 @@ pub(super) enum Serves {
     Refuses,
     /// Says so too, and signs nothing.
     RefusesOnly,
+    /// A piece on its way is another than the one that was signed for.
+    Garbles,
+    /// Says that it is done, with nothing signed and no token.
+    Unsigned,
     /// Words of a divergence in an error without a signature.
     Crafted,
 }
@@ -360,7 +364,8 @@ impl Host {
             }
             HostCall::ResetSession(_) if self.allows_reset => {
                 self.wipe();
-                self.fork_at = None;
+                // What it waited for went with the replica.
+                (self.fork_at, self.withholds) = (None, false);
                 Ok(HostReply::ResetSession(pb::ResetSessionResponse::default()))
             }
             HostCall::ResetSession(_) => Err(err(Code::Policy)),
@@ -420,11 +425,19 @@ impl Host {
         if self.serves == Serves::OnlyReceipt {
             return (items, Some(Err(CallError::Transport)));
         }
+        if self.serves == Serves::Unsigned {
+            items.push(Item::Finished(pb::InferFinished {
+                finish_reason: "stop".into(),
+                ..Default::default()
+            }));
+            return (items, Some(Ok(())));
+        }
         items.push(Item::Delta(pb::Delta { index: 0, text: "hel".into(), token_ids: vec![1] }));
         if self.serves == Serves::Slow {
             return (items, None);
         }
-        items.push(Item::Delta(pb::Delta { index: 1, text: "lo".into(), token_ids: vec![2] }));
+        let rest = if self.serves == Serves::Garbles { "LO" } else { "lo" };
+        items.push(Item::Delta(pb::Delta { index: 1, text: rest.into(), token_ids: vec![2] }));
         let tx = self.finish(terms, id, "hello").to_bytes();
         let usage = Some(pb::Usage { prompt_tokens: 3, completion_tokens: 2 });
         items.push(Item::Finished(pb::InferFinished { tx, finish_reason: "stop".into(), usage }));

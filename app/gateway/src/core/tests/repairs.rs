@@ -154,6 +154,31 @@ fn a_reset_heals_a_true_fork_when_both_sides_allow_it() {
     assert_eq!(world.field("escrow_first_bad_nonce", "nonce"), ["5"]);
 }
 
+/// A fork that waits for transactions which its own log will never hold signs nothing, not even that it is forked.
+#[test]
+fn a_fork_that_withholds_its_signature_is_reset_all_the_same() {
+    for tells_in_teaching in [true, false] {
+        let cfg = GatewayConfig { allow_reset: true, ..GatewayConfig::default() };
+        let mut world = World::with(terms(4), cfg);
+        world.run(100);
+        for _ in 0..8 {
+            world.ask();
+            world.run(20);
+        }
+        let host = world.host(2);
+        (host.fork_at, host.allows_reset, host.withholds) = (Some(5), true, tells_in_teaching);
+        for _ in 0..4 {
+            world.ask();
+            world.run(20);
+        }
+        assert!(phase(&world).is_some());
+        world.host(2).withholds = true;
+        world.run(700_000);
+        assert!(world.calls.iter().any(|(_, call)| *call == "reset"), "{tells_in_teaching}");
+        assert_eq!(phase(&world), None, "{tells_in_teaching}");
+    }
+}
+
 #[test]
 fn a_restart_of_the_gateway_is_no_amnesty_and_resumes_the_same_repair() {
     let mut world = diverged(GatewayConfig::default());

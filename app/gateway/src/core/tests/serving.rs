@@ -44,6 +44,32 @@ fn a_request_is_dispatched_streamed_and_its_finish_is_published_without_traffic(
 }
 
 #[test]
+fn an_answer_that_is_not_the_one_the_host_signed_for_is_no_success() {
+    let mut world = World::new(4);
+    world.run(100);
+    world.host(1).serves = Serves::Garbles;
+    let id = world.ask();
+    world.run(50);
+    // 2 is stream-reset. The client has text already, so that nobody else is asked.
+    assert_eq!(failed(&world, id), Some(RequestError::HostFailed { kind: 2 }));
+    assert_eq!(world.clients[&id].iter().filter(|e| matches!(e, ClientEvent::Dispatched { .. })).count(), 1);
+    // The host did the work, as far as anybody can tell, and is paid for it.
+    world.run(2_000);
+    assert_eq!(world.core.state().record(1).unwrap().status, InferenceStatus::Finished);
+}
+
+#[test]
+fn an_end_that_nobody_signed_before_the_first_token_moves_the_request_to_another_host() {
+    let mut world = World::new(4);
+    world.run(100);
+    world.host(1).serves = Serves::Unsigned;
+    let id = world.ask();
+    world.run(1_000);
+    assert!(world.finished(id));
+    assert_eq!(world.clients[&id].iter().filter(|e| matches!(e, ClientEvent::Dispatched { .. })).count(), 2);
+}
+
+#[test]
 fn every_slot_gets_its_turn_and_each_answers() {
     let mut world = World::new(4);
     world.run(100);

@@ -249,6 +249,30 @@ async fn a_stopping_server_does_not_wait_for_ever() {
 }
 
 #[tokio::test]
+async fn clients_of_a_stopping_server_are_told_that_their_answer_was_ended() {
+    let config = with(Limits { drain: short(100), ..Limits::default() });
+    let stopped = || failed(Failure::NoAvailableHost { retry_after_ms: 1_000 });
+    let mut server = Server::with(vec![Act::Ended, stopped()], config).await;
+    let mut queued = server.connect().await;
+    queued.write_all(&request("POST", CHAT, &[], HI)).await.unwrap();
+    while server.submissions().is_empty() {
+        sleep(Duration::from_millis(5)).await;
+    }
+    server.script(vec![dispatched(), delta("a"), Act::Ended, stopped()]);
+    let mut stream = server.connect().await;
+    stream.write_all(&request("POST", CHAT, &[], HI_STREAM)).await.unwrap();
+    stream.read_exact(&mut [0; 15]).await.unwrap();
+    server.stop.take().unwrap().send(()).unwrap();
+
+    let mut said = (String::new(), String::new());
+    timeout(LONG, queued.read_to_string(&mut said.0)).await.unwrap().unwrap();
+    timeout(LONG, stream.read_to_string(&mut said.1)).await.unwrap().unwrap();
+    assert!(said.0.starts_with("HTTP/1.1 503 ") && said.0.contains("retry-after: 1"), "{}", said.0);
+    assert!(said.1.contains("\"error\"") && !said.1.contains("[DONE]"), "{}", said.1);
+    timeout(LONG, &mut server.serving).await.unwrap().unwrap();
+}
+
+#[tokio::test]
 async fn four_hundred_streams_run_at_a_time() {
     let acts =
         vec![dispatched(), delta("a"), Act::Sleep(500), delta("b"), finished(FinishReason::Stop, 1, 2)];
@@ -270,6 +294,7 @@ fn limits_that_let_nothing_through_are_refused() {
         script: Mutex::default(),
         submissions: Mutex::default(),
         left: AtomicUsize::new(0),
+        ended: Semaphore::new(0),
         ready: Mutex::new(Readiness { active_escrow: true, self_suspect: false, sign_of_life: true }),
     };
     let fake = Arc::new(fake);

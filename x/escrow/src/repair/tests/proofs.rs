@@ -206,7 +206,8 @@ fn withheld_and_unbound_keys_are_told_apart() {
     let beyond = Reply { nonce: 7, root: withheld.root.clone(), state: vec![], withheld: true, fresh: None };
     assert_eq!(beyond.judge(), ProofVerdict::CannotTell(Doubt::Unsigned), "withheld above our tip");
     let elsewhere = Reply { root: sha("other-root").to_vec(), ..withheld };
-    assert_eq!(elsewhere.judge(), ProofVerdict::CannotTell(Doubt::Unsigned), "withheld over another root");
+    assert_eq!(elsewhere.judge(), ProofVerdict::CannotTell(Doubt::WithheldElsewhere));
+    assert_eq!(elsewhere.judge().event(4), RepairEvent::Forked { nonce: 4 });
 
     let unbound = Reply::honest("warm-2", 4, root_4()).judge();
     assert_eq!(unbound, ProofVerdict::CannotTell(Doubt::KeyNotBound(addr("warm-2"))));
