@@ -13,7 +13,6 @@ mod chain;
 mod child;
 mod diff;
 pub mod escrow;
-mod escrow_ops;
 mod load;
 mod memory;
 mod modes;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::LedgerError;
+use super::error::LedgerError;
 
 /// Makes everything appended so far durable; may run on another thread. Once it failed it fails for ever: the system
 /// may report the loss of a page only once.

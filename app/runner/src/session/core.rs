@@ -478,10 +478,22 @@ fn prompt_tokens(request: &GenerateRequest) -> u32 {
     u32::try_from(request.prompt.len()).unwrap_or(u32::MAX)
 }
 
-fn finish_reason(request: &GenerateRequest, tokens: &[u32]) -> FinishReason {
-    if tokens.last().is_some_and(|last| request.stop_tokens.contains(last)) {
-        FinishReason::Stop
-    } else {
-        FinishReason::Length
+/// The end of a session whose answer is whole.
+fn completed(
+    session: SessionId,
+    request: &GenerateRequest,
+    records: Vec<WorkRecord>,
+    tokens: Vec<u32>,
+) -> Outcome {
+    let stopped = tokens.last().is_some_and(|last| request.stop_tokens.contains(last));
+    Outcome {
+        session,
+        status: WorkStatus::Completed,
+        kind: None,
+        cause: None,
+        lowered_by_request: false,
+        records,
+        finish_reason: Some(if stopped { FinishReason::Stop } else { FinishReason::Length }),
+        tokens,
     }
 }

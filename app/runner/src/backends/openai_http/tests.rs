@@ -1,13 +1,25 @@
+use std::collections::VecDeque;
 use std::future::Future;
-use std::time::Instant as Wall;
+use std::sync::Arc;
+use std::time::{Duration, Instant as Wall};
 
 use proptest::prelude::*;
 use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
 
+use super::site::request;
+use super::sse::{Decoder, Event};
 use super::upstream::{Fault, FaultPlan, LoadStyle, Phase, Upstream, piece, serve_upstream};
 use super::*;
-use crate::adapter::{SessionId, fingerprint};
+use crate::adapter::{
+    AdapterError, BoundaryAdapter, Bundle, Counts, KvKey, OpenPlan, Opened, Payload, ReleaseAck, Sampling,
+    SessionId, StepOut, StepRef, StepState, StopAck, Usage, fingerprint,
+};
 use crate::clock::{SystemClock, VirtualClock};
+use crate::failure::Cause;
+use crate::kv::StaleCoordinator;
+use crate::shard::{ShardCounters, ShardHost};
 use crate::text::{TextCodec, TextError};
 
 const PROMPT: &str = "Où est la bibliothèque?";

@@ -1,8 +1,10 @@
 use std::io;
 
 use super::*;
-use crate::adapter::Sampling;
+use crate::adapter::{Digest, KvKey, Sampling, SessionId};
 use crate::clock::VirtualClock;
+use crate::failure::{Cause, FailureKind, WorkStatus};
+use crate::record::{KvOutcome, WorkLedger, WorkRecord};
 
 mod crash;
 mod format;

@@ -108,16 +108,7 @@ impl SessionCore {
         }
         let records =
             (0..=record.key.epoch).filter_map(|epoch| t.ledger.record(KvKey::new(id, epoch)).cloned());
-        let outcome = Outcome {
-            session: id,
-            status: WorkStatus::Completed,
-            kind: None,
-            cause: None,
-            lowered_by_request: false,
-            records: records.collect(),
-            finish_reason: Some(finish_reason(request, &tokens)),
-            tokens,
-        };
+        let outcome = completed(id, request, records.collect(), tokens);
         t.effects.push(Effect::Done { outcome: Box::new(outcome) });
         Ok(())
     }

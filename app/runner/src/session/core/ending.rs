@@ -146,16 +146,7 @@ impl SessionCore {
         }
         let Some(session) = self.take_session(id) else { return };
         self.scheduler.finish(id, WorkStatus::Completed);
-        let outcome = Outcome {
-            session: id,
-            status: WorkStatus::Completed,
-            kind: None,
-            cause: None,
-            lowered_by_request: false,
-            records: session.records,
-            finish_reason: Some(finish_reason(&session.request, &session.given)),
-            tokens: session.given,
-        };
+        let outcome = completed(id, &session.request, session.records, session.given);
         t.effects.push(Effect::Done { outcome: Box::new(outcome) });
     }
 

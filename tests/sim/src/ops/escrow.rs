@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use holdfast_app::tx::pack;
 use holdfast_escrow::session::settle::{Settlement, SlotSignature};
 use holdfast_escrow::session::{FrozenConfig, KIND_CANCELLED, State, Tx, compose, digest};
 use holdfast_escrow::{Escrow, settlement_to_pb};
@@ -9,10 +10,10 @@ use holdfast_proto::Any;
 use holdfast_proto::holdfast::escrow::v1 as pb;
 use holdfast_types::Address;
 
+use super::bank::send;
+use super::scene::{Draft, Scene, field_names};
 use crate::cast::{Account, DENOM};
-use crate::ops::{Draft, Scene, field_names, send};
 use crate::{Rng, params};
-use holdfast_app::tx::pack;
 
 /// Pays in for a small group, in one of three spells of sixteen blocks: a chain and its import go on alike only until a
 /// group is drawn.
