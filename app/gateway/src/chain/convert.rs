@@ -112,6 +112,7 @@ pub fn settlement(summary: &Settlement, hrp: &Hrp) -> pb::Settlement {
         // A revoked key is all zeros in the state and empty here.
         warm: if key.warm == Address([0; 20]) { String::new() } else { key.warm.to_bech32(hrp) },
         seq: key.seq,
+        signature: key.sig.to_vec(),
     });
     let signatures = summary
         .signatures
