@@ -7,24 +7,25 @@ use std::time::Duration;
 use holdfast_app::grpc::GrpcChannel;
 use holdfast_app::keys::SecretKey;
 use holdfast_app::tx::TxBuilder;
-use holdfast_escrow::config_from_pb;
+use holdfast_escrow::session::settle::Settlement;
+use holdfast_escrow::{config_from_pb, settlement_to_pb};
 use holdfast_proto::cosmos::auth::v1beta1::{BaseAccount, QueryAccountRequest, QueryAccountResponse};
 use holdfast_proto::cosmos::base::tendermint::v1beta1::{
     GetLatestBlockRequest, GetLatestBlockResponse, GetNodeInfoRequest, GetNodeInfoResponse,
 };
 use holdfast_proto::cosmos::tx::v1beta1::{BroadcastMode, BroadcastTxRequest, BroadcastTxResponse};
 use holdfast_proto::holdfast::escrow::v1::{
-    EscrowStatus as PbStatus, QueryEscrowRequest, QueryEscrowResponse,
+    EscrowStatus as PbStatus, MsgDisputeEscrow, QueryEscrowRequest, QueryEscrowResponse,
 };
 use holdfast_proto::holdfast::inference::v1::{Inference, QueryInferenceRequest, QueryInferenceResponse};
 use holdfast_proto::holdfast::participants::v1::{
     Participant, QueryParticipantRequest, QueryParticipantResponse,
 };
-use holdfast_proto::{Any, decode_strict};
+use holdfast_proto::{Any, Message, decode_strict};
 use holdfast_types::{Address, Coin, Hrp};
 use tonic::{Code, Status};
 
-use crate::escrows::{EscrowInfo, EscrowSource};
+use crate::escrows::{EscrowInfo, EscrowSource, Overdue};
 use crate::session::{EscrowStatus, Terms};
 
 const INFERENCE: &str = "/holdfast.inference.v1.Query/Inference";
@@ -37,8 +38,10 @@ const BROADCAST: &str = "/cosmos.tx.v1beta1.Service/BroadcastTx";
 
 /// Longest wait for one call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// Gas of a transaction with one message.
+/// Gas of a transaction with one short message, and for each byte above that.
 const GAS: u64 = 200_000;
+const GAS_PER_BYTE: u64 = 20;
+const SHORT: u64 = 4_096;
 /// Blocks after which a transaction that is in none is void, and may be sent again without being counted twice.
 pub const TX_LIFE_BLOCKS: u64 = 10;
 
@@ -126,6 +129,15 @@ impl GrpcChain {
         }
     }
 
+    async fn escrow_row(&self, escrow_id: u64) -> Result<Option<QueryEscrowResponse>, ChainError> {
+        let request = QueryEscrowRequest { escrow_id };
+        match self.channel.unary::<_, QueryEscrowResponse>(ESCROW, &request, None).await {
+            Ok((answer, _)) => Ok(Some(answer)),
+            Err(status) if status.code() == Code::NotFound => Ok(None),
+            Err(status) => Err(refused(status)),
+        }
+    }
+
     async fn account(&self) -> Result<BaseAccount, ChainError> {
         let request = QueryAccountRequest { address: self.key.address().to_bech32(&self.hrp) };
         let (answer, _): (QueryAccountResponse, _) =
@@ -141,12 +153,13 @@ impl GrpcChain {
         sequence: u64,
         until: u64,
     ) -> Result<String, ChainError> {
+        let long = (message.value.len() as u64).saturating_sub(SHORT);
         let builder = TxBuilder {
             chain_id: self.chain_id.clone(),
             account_number: account.account_number,
             sequence,
             fee: self.fee.clone(),
-            gas_limit: GAS,
+            gas_limit: GAS.saturating_add(long.saturating_mul(GAS_PER_BYTE)),
             memo: String::new(),
             timeout_height: until,
             msgs: vec![message],
@@ -215,12 +228,7 @@ impl Chain for GrpcChain {
 impl EscrowSource for GrpcChain {
     fn escrow(&self, escrow_id: u64) -> ChainFuture<'_, Option<EscrowInfo>> {
         Box::pin(async move {
-            let request = QueryEscrowRequest { escrow_id };
-            let answer = match self.channel.unary::<_, QueryEscrowResponse>(ESCROW, &request, None).await {
-                Ok((answer, _)) => answer,
-                Err(status) if status.code() == Code::NotFound => return Ok(None),
-                Err(status) => return Err(refused(status)),
-            };
+            let Some(answer) = self.escrow_row(escrow_id).await? else { return Ok(None) };
             let odd = |what: String| ChainError::Unreachable(format!("{ESCROW}: {what}"));
             let escrow = answer.escrow.ok_or_else(|| odd("an answer without an escrow".into()))?;
             let status = match escrow.status() {
@@ -236,6 +244,37 @@ impl EscrowSource for GrpcChain {
             }
             let terms = Terms { config, status };
             Ok(Some(EscrowInfo { terms, gateway_url: escrow.gateway_url }))
+        })
+    }
+
+    fn overdue(&self, escrow_id: u64) -> ChainFuture<'_, Option<Overdue>> {
+        Box::pin(async move {
+            let answer = self.escrow_row(escrow_id).await?;
+            let Some(escrow) = answer.and_then(|answer| answer.escrow) else { return Ok(None) };
+            let last = match (escrow.status(), &escrow.dispute) {
+                (PbStatus::Open, _) => escrow.expires_at_height.saturating_add(escrow.dispute_window_blocks),
+                (PbStatus::Disputed, Some(dispute)) => dispute.closes_at_height,
+                _ => return Ok(None),
+            };
+            let height = self.height().await?;
+            let (from, last) = (u64::try_from(escrow.expires_at_height), u64::try_from(last));
+            let (Ok(from), Ok(last)) = (from, last) else { return Ok(None) };
+            let brought = escrow.dispute.map_or(0, |dispute| dispute.nonce);
+            Ok((from..=last).contains(&height).then_some(Overdue { from, height, brought }))
+        })
+    }
+
+    fn dispute(&self, settlement: Settlement) -> ChainFuture<'_, ()> {
+        Box::pin(async move {
+            let message = MsgDisputeEscrow {
+                sender: self.key.address().to_bech32(&self.hrp),
+                escrow_id: settlement.escrow_id,
+                settlement: Some(settlement_to_pb(&settlement, &self.hrp)),
+            };
+            let type_url = "/holdfast.escrow.v1.MsgDisputeEscrow".to_owned();
+            let message = Any { type_url, value: message.encode_to_vec() };
+            let sent = self.broadcast(vec![message]).await?;
+            sent.into_iter().try_for_each(|sent| sent.map(drop))
         })
     }
 

@@ -71,6 +71,14 @@ impl Sessions {
             };
             tracing::info!(escrow, inference, cause = ?error.code(), error.message, "a challenged executor refused");
             if error.code() == Cause::DiffFork {
+                let mut error = error;
+                if error.diff.is_empty() {
+                    // Too long for an error.
+                    let request = pb::GetDiffsRequest { escrow_id: escrow, from: error.nonce, max: 1 };
+                    let asked = client::get_diffs(url, &shared.key, &shared.chain_id, request, now_ms).await;
+                    error.diff =
+                        asked.ok().and_then(|reply| reply.diffs.into_iter().next()).unwrap_or_default();
+                }
                 let forked = self.core(move |core| Ok(core.forked_by_gateway(escrow, &error))).await?;
                 let text = "the gateway signed another diff for the executor than for this host";
                 return if forked { Err(wire::status(errors::policy(text))) } else { Ok(None) };
