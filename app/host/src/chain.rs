@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use holdfast_app::grpc::{ChainClient, ChainError, ChainFuture, Gas, TX_LIFE_BLOCKS};
 use holdfast_app::keys::SecretKey;
-use holdfast_escrow::config_from_pb;
+use holdfast_app::tx::pack;
+use holdfast_escrow::session::settle::Settlement;
+use holdfast_escrow::{config_from_pb, settlement_to_pb};
 use holdfast_proto::Any;
 use holdfast_proto::holdfast::escrow::v1::{
-    EscrowStatus as PbStatus, QueryEscrowRequest, QueryEscrowResponse,
+    EscrowStatus as PbStatus, MsgDisputeEscrow, QueryEscrowRequest, QueryEscrowResponse,
 };
 use holdfast_proto::holdfast::inference::v1::{Inference, QueryInferenceRequest, QueryInferenceResponse};
 use holdfast_proto::holdfast::participants::v1::{
@@ -15,7 +17,7 @@ use holdfast_proto::holdfast::participants::v1::{
 };
 use holdfast_types::{Address, Coin, Hrp};
 
-use crate::escrows::{EscrowInfo, EscrowSource};
+use crate::escrows::{EscrowInfo, EscrowSource, Overdue};
 use crate::session::{EscrowStatus, Terms};
 
 const INFERENCE: &str = "/holdfast.inference.v1.Query/Inference";
@@ -66,6 +68,12 @@ impl GrpcChain {
     }
 }
 
+impl GrpcChain {
+    async fn escrow_row(&self, escrow_id: u64) -> Result<Option<QueryEscrowResponse>, ChainError> {
+        self.0.find(ESCROW, &QueryEscrowRequest { escrow_id }).await
+    }
+}
+
 impl Chain for GrpcChain {
     fn height(&self) -> ChainFuture<'_, u64> {
         Box::pin(self.0.height())
@@ -102,10 +110,7 @@ impl Chain for GrpcChain {
 impl EscrowSource for GrpcChain {
     fn escrow(&self, escrow_id: u64) -> ChainFuture<'_, Option<EscrowInfo>> {
         Box::pin(async move {
-            let request = QueryEscrowRequest { escrow_id };
-            let Some(answer): Option<QueryEscrowResponse> = self.0.find(ESCROW, &request).await? else {
-                return Ok(None);
-            };
+            let Some(answer) = self.escrow_row(escrow_id).await? else { return Ok(None) };
             let odd = |what: String| ChainError::Unreachable(format!("{ESCROW}: {what}"));
             let escrow = answer.escrow.ok_or_else(|| odd("an answer without an escrow".into()))?;
             let status = match escrow.status() {
@@ -121,6 +126,38 @@ impl EscrowSource for GrpcChain {
             }
             let terms = Terms { config, status };
             Ok(Some(EscrowInfo { terms, gateway_url: escrow.gateway_url }))
+        })
+    }
+
+    fn overdue(&self, escrow_id: u64) -> ChainFuture<'_, Option<Overdue>> {
+        Box::pin(async move {
+            let answer = self.escrow_row(escrow_id).await?;
+            let Some(escrow) = answer.and_then(|answer| answer.escrow) else { return Ok(None) };
+            let last = match (escrow.status(), &escrow.dispute) {
+                (PbStatus::Open, _) => escrow.expires_at_height.saturating_add(escrow.dispute_window_blocks),
+                (PbStatus::Disputed, Some(dispute)) => dispute.closes_at_height,
+                _ => return Ok(None),
+            };
+            let height = self.0.height().await?;
+            let (from, last) = (u64::try_from(escrow.expires_at_height), u64::try_from(last));
+            let (Ok(from), Ok(last)) = (from, last) else { return Ok(None) };
+            let brought = escrow.dispute.map_or(0, |dispute| dispute.nonce);
+            Ok((from..=last).contains(&height).then_some(Overdue { from, height, brought }))
+        })
+    }
+
+    fn dispute(&self, settlement: Settlement) -> ChainFuture<'_, ()> {
+        Box::pin(async move {
+            let hrp = self.0.hrp();
+            let message = pack(&MsgDisputeEscrow {
+                sender: self.0.address().to_bech32(hrp),
+                escrow_id: settlement.escrow_id,
+                settlement: Some(settlement_to_pb(&settlement, hrp)),
+            });
+            let mut sender = self.0.sender().await?;
+            let until = self.0.height().await?.saturating_add(TX_LIFE_BLOCKS);
+            // With keys and signatures of a large group it is too long for the usual gas.
+            sender.send(message, Gas::Simulated, until).await.map(drop)
         })
     }
 

@@ -82,6 +82,46 @@ pub async fn challenge_start(
     Ok(HostClient::new(channel).challenge_start(call).await?.into_inner())
 }
 
+/// Asks the host at `addr` for its signature at a nonce, signed by a host of the group.
+///
+/// # Errors
+/// As [`serve`].
+pub async fn get_signatures(
+    addr: &str,
+    key: &SecretKey,
+    chain_id: &str,
+    request: pb::GetSignaturesRequest,
+    now_ms: u64,
+) -> Result<pb::GetSignaturesResponse, Status> {
+    let channel = connect(addr).await?;
+    let call = signed(key, chain_id, request.escrow_id, "GetSignatures", request, now_ms);
+    Ok(HostClient::new(channel).get_signatures(call).await?.into_inner())
+}
+
+/// Asks the host at `addr` for diffs of its log, signed by a host of the group.
+///
+/// # Errors
+/// As [`serve`].
+pub async fn get_diffs(
+    addr: &str,
+    key: &SecretKey,
+    chain_id: &str,
+    request: pb::GetDiffsRequest,
+    now_ms: u64,
+) -> Result<pb::GetDiffsResponse, Status> {
+    let channel = connect(addr).await?;
+    let call = signed(key, chain_id, request.escrow_id, "GetDiffs", request, now_ms);
+    Ok(HostClient::new(channel).get_diffs(call).await?.into_inner())
+}
+
+/// Brings diffs to the host at `addr`. The gateway's signatures on them are all that it asks for.
+///
+/// # Errors
+/// As [`serve`].
+pub async fn teach(addr: &str, request: pb::TeachRequest) -> Result<pb::TeachResponse, Status> {
+    Ok(HostClient::new(connect(addr).await?).teach(request).await?.into_inner())
+}
+
 /// Tells the gateway at `addr` that a host has started.
 ///
 /// # Errors

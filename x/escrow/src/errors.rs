@@ -186,7 +186,9 @@ impl From<SettleError> for EscrowError {
     fn from(error: SettleError) -> Self {
         match error {
             SettleError::NotFrozen { .. } => Self::NotFrozen(error),
-            SettleError::DuplicateSlot(_) | SettleError::BadSignature(_) => Self::BadSignature(error),
+            SettleError::UnboundKey(_) | SettleError::DuplicateSlot(_) | SettleError::BadSignature(_) => {
+                Self::BadSignature(error)
+            }
             SettleError::ShortSigned { .. } => Self::ShortSigned(error),
             _ => Self::Summary(error),
         }

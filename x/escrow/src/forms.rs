@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use holdfast_proto::holdfast::escrow::v1 as pb;
 use holdfast_types::traits::Stamp;
-use holdfast_types::{Address, Coin, Hrp};
+use holdfast_types::{Address, Coin, Hrp, Signature};
 
 use crate::errors::EscrowError;
 use crate::msgs::{address, check_url};
@@ -21,6 +21,11 @@ fn amount(field: &str, text: &str) -> Result<u128, EscrowError> {
 
 fn hash(field: &str, bytes: &[u8]) -> Result<Hash, EscrowError> {
     let bad = |_| EscrowError::invalid(field, format!("must be 32 bytes, has {}", bytes.len()));
+    bytes.try_into().map_err(bad)
+}
+
+fn signature(field: &str, bytes: &[u8]) -> Result<Signature, EscrowError> {
+    let bad = |_| EscrowError::invalid(field, format!("must be 65 bytes, has {}", bytes.len()));
     bytes.try_into().map_err(bad)
 }
 
@@ -74,13 +79,12 @@ pub fn settlement_from_pb(
         if keys.last_key_value().is_some_and(|(last, _)| *last >= owner) {
             return Err(EscrowError::invalid("settlement.keys", "must ascend by raw owner address"));
         }
-        keys.insert(owner, BoundKey { warm, seq: key.seq });
+        let sig = signature("settlement.keys.signature", &key.signature)?;
+        keys.insert(owner, BoundKey { warm, seq: key.seq, sig });
     }
-    let signature = |row: &pb::SlotSignature| {
-        let field = "settlement.signatures.signature";
-        let rule = |_| EscrowError::invalid(field, format!("must be 65 bytes, has {}", row.signature.len()));
+    let slot_signature = |row: &pb::SlotSignature| {
         let slot = slot("settlement.signatures.slot", row.slot)?;
-        Ok(SlotSignature { slot, sig: row.signature.as_slice().try_into().map_err(rule)? })
+        Ok(SlotSignature { slot, sig: signature("settlement.signatures.signature", &row.signature)? })
     };
     Ok(Settlement {
         escrow_id,
@@ -93,7 +97,7 @@ pub fn settlement_from_pb(
         sealed_acc: hash("settlement.sealed_acc", &given.sealed_acc)?,
         live_hash: hash("settlement.live_hash", &given.live_hash)?,
         keys,
-        signatures: given.signatures.iter().map(signature).collect::<Result<_, EscrowError>>()?,
+        signatures: given.signatures.iter().map(slot_signature).collect::<Result<_, EscrowError>>()?,
     })
 }
 
@@ -118,6 +122,7 @@ pub fn settlement_to_pb(settlement: &Settlement, hrp: &Hrp) -> pb::Settlement {
         owner: owner.to_bech32(hrp),
         warm: if key.warm == NOBODY { String::new() } else { key.warm.to_bech32(hrp) },
         seq: key.seq,
+        signature: key.sig.to_vec(),
     };
     let signature =
         |row: &SlotSignature| pb::SlotSignature { slot: row.slot.into(), signature: row.sig.to_vec() };

@@ -15,6 +15,7 @@
 #![allow(clippy::result_large_err)]
 
 mod admission;
+mod dispute;
 mod peers;
 #[cfg(test)]
 mod tests;
@@ -125,7 +126,7 @@ impl Sessions {
     }
 
     /// Begins: settles what the last process left unfinished, and then, for ever, tells gateways that this host is there and
-    /// lets go of escrows that are settled.
+    /// lets go of escrows that are settled and disputes those that their gateway left.
     pub async fn run(&self) {
         self.resume().await;
         let announcing = self.announce_all();
@@ -134,6 +135,7 @@ impl Sessions {
             loop {
                 look.tick().await;
                 self.close_settled().await;
+                self.dispute_left().await;
             }
         };
         tokio::join!(announcing, looking);

@@ -10,7 +10,7 @@ use tonic::{Request, Status};
 
 use super::{Sessions, VOTE_WAIT};
 use crate::client;
-use crate::session::{HostCore, VoteStep, errors};
+use crate::session::{VoteStep, errors};
 use crate::wire;
 
 /// Longest wait for an executor's answer (escrow-details 7).
@@ -42,37 +42,65 @@ impl Sessions {
         let url = self.shared.source.host_url(executor).await;
         let url = url.map_err(|error| wire::status(errors::unavailable(error.to_string())))?;
         let answer = match url {
-            Some(url) => timeout(CHALLENGE, self.challenge(&url, request)).await.ok().flatten(),
+            Some(url) => match timeout(CHALLENGE, self.challenge(&url, request)).await {
+                Ok(answer) => answer?,
+                Err(_) => None,
+            },
             None => None,
         };
         self.core(move |core| core.vote_answered(&ticket, answer.as_ref())).await
     }
 
-    /// Asks an executor, and teaches it what it lacks.
+    /// Asks an executor, and teaches it what it lacks; `None` when it takes nothing up. An error is no vote: the gateway gave
+    /// the executor another diff than us.
     async fn challenge(
         &self,
         url: &str,
         mut request: pb::ChallengeStartRequest,
-    ) -> Option<pb::ChallengeStartResponse> {
+    ) -> Result<Option<pb::ChallengeStartResponse>, Status> {
         let shared = &self.shared;
         let (escrow, inference) = (request.escrow_id, request.inference_id);
-        let mut have = None;
+        let (mut have, mut looked) = (None, false);
         loop {
             let now_ms = shared.clock.unix_ms();
             let asked =
                 client::challenge_start(url, &shared.key, &shared.chain_id, request.clone(), now_ms).await;
             let error = match asked {
-                Ok(answer) => return Some(answer),
+                Ok(answer) => return Ok(Some(answer)),
                 Err(status) => wire::escrow_error(&status),
             };
             tracing::info!(escrow, inference, cause = ?error.code(), error.message, "a challenged executor refused");
-            // Each round must bring it further.
-            if error.code() != Cause::Behind || have.is_some_and(|before| error.have_nonce <= before) {
-                return None;
+            if error.code() == Cause::DiffFork {
+                let mut error = error;
+                if error.diff.is_empty() {
+                    // Too long for an error.
+                    let request = pb::GetDiffsRequest { escrow_id: escrow, from: error.nonce, max: 1 };
+                    let asked = client::get_diffs(url, &shared.key, &shared.chain_id, request, now_ms).await;
+                    error.diff =
+                        asked.ok().and_then(|reply| reply.diffs.into_iter().next()).unwrap_or_default();
+                }
+                let forked = self.core(move |core| Ok(core.forked_by_gateway(escrow, &error))).await?;
+                let text = "the gateway signed another diff for the executor than for this host";
+                return if forked { Err(wire::status(errors::policy(text))) } else { Ok(None) };
             }
-            have = Some(error.have_nonce);
-            let next = move |core: &mut HostCore| core.challenge_with_log(&request, error.have_nonce);
-            request = self.core(next).await.ok().flatten()?;
+            let next = if error.code() == Cause::Behind {
+                // Each round must bring it further.
+                if have.is_some_and(|before| error.have_nonce <= before) {
+                    return Ok(None);
+                }
+                have = Some(error.have_nonce);
+                self.core(move |core| core.challenge_with_log(&request, error.have_nonce)).await
+            } else if !looked {
+                // Where its log would differ from ours: at its end if that is below the start, or else at the start.
+                looked = true;
+                let at =
+                    if (1..inference).contains(&error.have_nonce) { error.have_nonce } else { inference };
+                self.core(move |core| core.challenge_at(&request, at).map(Some)).await
+            } else {
+                return Ok(None);
+            };
+            let Ok(Some(next)) = next else { return Ok(None) };
+            request = next;
         }
     }
 

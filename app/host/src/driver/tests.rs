@@ -3,6 +3,7 @@
 use std::sync::Mutex;
 
 use holdfast_app::grpc::{ChainError, ChainFuture};
+use holdfast_escrow::session::settle::{Mode, verify};
 use holdfast_escrow::session::{KIND_CANCELLED, Tx, check_tx};
 use holdfast_proto::holdfast::gateway::v1 as gateway;
 use holdfast_proto::holdfast::gateway::v1::gateway_server::{Gateway as GatewayService, GatewayServer};
@@ -30,7 +31,7 @@ use tonic::{Code, Response};
 use super::*;
 use crate::chain::Chain;
 use crate::client::signed;
-use crate::escrows::{EscrowInfo, MemoryEscrows};
+use crate::escrows::{EscrowInfo, MemoryEscrows, Overdue};
 use crate::outbox::response_hash;
 use crate::session::rules::{Honest, Lie, Rules};
 use crate::session::tests::scene::{self, CHAIN, ESCROW, addr, key, tx};
@@ -501,6 +502,63 @@ async fn typed_errors_cross_the_wire_and_what_is_not_signed_is_refused_by_its_he
         (Cause::TooLarge, 8 << 20)
     );
     assert_eq!(process.host.budget().free(), crate::intake::BUDGET, "all of it is given back");
+}
+
+#[tokio::test]
+async fn hosts_that_their_gateway_left_have_the_last_nonce_paid() {
+    let escrows = chain();
+    let worlds = ["host-0", "host-1", "host-2"].map(|name| World::new(name, &escrows));
+    let mut hosts = Vec::new();
+    for world in &worlds {
+        let mut process = world.start().await;
+        escrows.put_host(addr(world.name), process.listen().await);
+        hosts.push(process);
+    }
+    // host-3 is gone. host-1 works, and nothing of it is published: it withholds.
+    escrows.put_host(addr("host-3"), "http://127.0.0.1:1");
+    let mut gateway = started();
+    drop(read(hosts[1].infer(&gateway, 1).await.unwrap()).await);
+    gateway.pass(20);
+    hosts[0].host.teach(Request::new(gateway.teach(0))).await.unwrap();
+    let applied = hosts[1].host.teach(Request::new(gateway.teach(1))).await.unwrap().into_inner().applied;
+    assert!(applied.unwrap().withheld);
+    let look = async |n: usize| hosts[n].host.sessions.as_ref().unwrap().dispute_left().await;
+    look(0).await;
+    assert_eq!(escrows.disputes(), [], "its time is not over");
+    let overdue = |height, brought| Overdue { from: 100, height, brought };
+    escrows.put_overdue(ESCROW, overdue(100, 0));
+    look(0).await;
+    assert_eq!(escrows.disputes(), [], "two of four slots sign");
+    // Slot 1 waits five blocks for slot 0, but withholds no more.
+    look(1).await;
+    look(0).await;
+    let brought = escrows.disputes();
+    let [settlement] = brought.as_slice() else { panic!("{brought:?}") };
+    assert_eq!((settlement.nonce, settlement.signatures.len()), (21, 3));
+    let payout = verify(&scene::terms(), settlement, Mode::Dispute).unwrap();
+    assert_eq!(payout.root, gateway.state.root());
+    // All others find it brought already.
+    escrows.put_overdue(ESCROW, overdue(400, 21));
+    for n in 0..3 {
+        look(n).await;
+    }
+    assert_eq!(escrows.disputes().len(), 1);
+    // The gateway gives host-2 another diff than the others: they agree up to the one before it.
+    let mut other = scene::Gateway { state: gateway.state.clone(), diffs: gateway.diffs.clone() };
+    gateway.step(Vec::new(), vec![scene::start("a")]);
+    other.step(Vec::new(), vec![scene::start("b")]);
+    for (n, log) in [(0, &gateway), (1, &gateway), (2, &other)] {
+        hosts[n].host.teach(Request::new(log.teach(21))).await.unwrap();
+    }
+    escrows.put_overdue(ESCROW, overdue(105, 20));
+    look(0).await;
+    assert_eq!(escrows.disputes().iter().map(|one| one.nonce).collect::<Vec<_>>(), [21, 21]);
+    // An older state was brought: it is bettered.
+    escrows.put_overdue(ESCROW, overdue(105, 20));
+    look(2).await;
+    assert_eq!(escrows.disputes().len(), 2, "not its turn");
+    look(1).await;
+    assert_eq!(escrows.disputes().len(), 3);
 }
 
 #[tokio::test]

@@ -159,7 +159,7 @@ impl HostCore {
         escrow_id: u64,
         challenge: Option<(u64, Hash)>,
     ) -> Result<pb::Applied, pb::EscrowError> {
-        let withhold = self.config.withhold;
+        let withhold = self.withholds(escrow_id);
         let replica = self.replica(escrow_id)?;
         let (nonce, root) = (replica.state.nonce(), replica.root());
         let stale = if withhold { replica.stale() } else { Vec::new() };
@@ -209,7 +209,7 @@ impl HostCore {
         let escrow_id = request.escrow_id;
         let challenge = challenge(request.challenge.as_ref())?;
         self.check_group(escrow_id, caller)?;
-        let withhold = self.config.withhold;
+        let withhold = self.withholds(escrow_id);
         let replica = self.replica(escrow_id)?;
         let have_nonce = replica.state.nonce();
         let nonce = if request.nonce == 0 { have_nonce } else { request.nonce.min(have_nonce) };

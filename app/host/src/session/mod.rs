@@ -10,6 +10,7 @@
 //! | `calls` | Bind, Teach, GetSignatures, GetPending, GetDiffs, ResetSession |
 //! | `work` | Infer, its outcome, CancelInference |
 //! | `vote` | VoteTimeout, ChallengeStart |
+//! | `dispute` | the end of a session that its gateway left |
 //! | `replica` | diffs on a state, and what waits for a diff |
 //! | `recover` | a replica from the store |
 //! | [`rules`] | how a diff is applied, and how it goes wrong on purpose |
@@ -22,6 +23,7 @@
 #![allow(clippy::result_large_err)]
 
 mod calls;
+mod dispute;
 pub(crate) mod errors;
 mod recover;
 mod replica;
@@ -32,7 +34,7 @@ pub(crate) mod tests;
 mod vote;
 mod work;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use holdfast_app::keys::SecretKey;
 use holdfast_escrow::session::{FrozenConfig, Hash, State};
@@ -167,6 +169,8 @@ pub struct HostCore {
     admission: Box<dyn Admission>,
     rows: BTreeMap<u64, SessionRow>,
     loaded: BTreeMap<u64, Loaded>,
+    /// Past their expiry: nothing is withheld.
+    expired: BTreeSet<u64>,
 }
 
 impl HostCore {
@@ -183,7 +187,16 @@ impl HostCore {
     ) -> Result<Self, pb::EscrowError> {
         let found = SESSIONS.iter(read(db.as_ref()), Order::Ascending).collect::<Result<_, _>>();
         let rows = found.map_err(|error| errors::store(&error))?;
-        Ok(Self { db, key, config, rules, admission, rows, loaded: BTreeMap::new() })
+        Ok(Self {
+            db,
+            key,
+            config,
+            rules,
+            admission,
+            rows,
+            loaded: BTreeMap::new(),
+            expired: BTreeSet::new(),
+        })
     }
 
     /// What this host is.

@@ -77,6 +77,27 @@ pub(super) fn replica(store: &dyn KvRead, row: &SessionRow, rules: &dyn Rules) -
     Ok(replica)
 }
 
+/// The state at a nonce of the log.
+pub(super) fn state_at(
+    store: &dyn KvRead,
+    row: &SessionRow,
+    rules: &dyn Rules,
+    nonce: u64,
+) -> Result<State, Broken> {
+    let config = Arc::new(row.config.clone());
+    let escrow_id = config.escrow_id;
+    let mut state = newest(store, &config, nonce)?.unwrap_or_else(|| State::genesis(config));
+    while state.nonce() < nonce {
+        let next = state.nonce().saturating_add(1);
+        let damaged = |what: String| Broken::Log(format!("nonce {next}: {what}"));
+        let entry = LOG.load(store, &(escrow_id, next))?;
+        let diff = Diff::from_bytes(&entry.diff).map_err(|error| damaged(error.to_string()))?;
+        let place = Place { resets: row.resets, via: Via::Replay };
+        state = rules.apply(place, &state, &diff).map_err(|error| damaged(error.to_string()))?.0;
+    }
+    Ok(state)
+}
+
 /// The newest snapshot at or below `last` that is whole and has the root of the log.
 fn newest(
     store: &dyn KvRead,
@@ -93,10 +114,13 @@ fn newest(
             }
             Err(error) => return Err(error.into()),
         };
+        if nonce > last {
+            continue;
+        }
         let known: Option<Hash> = LOG.get(store, &(escrow_id, nonce))?.map(|row| row.root);
         let state = row.bytes().and_then(|bytes| State::from_bytes(config.clone(), bytes).ok());
         match state {
-            Some(state) if nonce <= last && state.nonce() == nonce && Some(state.root()) == known => {
+            Some(state) if state.nonce() == nonce && Some(state.root()) == known => {
                 return Ok(Some(state));
             }
             _ => tracing::warn!(escrow = escrow_id, nonce, "a snapshot is damaged; the log is replayed"),

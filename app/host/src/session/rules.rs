@@ -87,8 +87,8 @@ impl Rules for Fork {
 /// The same session with another history: its accumulator differs, and so do all roots from here on.
 fn another(state: &State) -> State {
     let mut bytes = state.to_bytes();
-    // The accumulator stands in front of the keys: a length, and an owner, a key and a number for each.
-    let keys = state.keys().len().saturating_mul(20 + 20 + 4).saturating_add(4);
+    // The accumulator stands in front of the keys: a length, and an owner, a key, a number and a signature for each.
+    let keys = state.keys().len().saturating_mul(20 + 20 + 4 + 65).saturating_add(4);
     let at = bytes.len().checked_sub(keys.saturating_add(1));
     if let Some(byte) = at.and_then(|at| bytes.get_mut(at)) {
         *byte ^= 1;

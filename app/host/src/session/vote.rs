@@ -8,20 +8,24 @@
 //! ```
 
 use holdfast_escrow::session::{
-    InferenceRecord, InferenceStatus, KIND_CANCELLED, REASON_EXECUTION, REASON_REFUSED, State, Tx, TxKey,
-    check_tx, digest,
+    Diff, InferenceRecord, InferenceStatus, KIND_CANCELLED, REASON_EXECUTION, REASON_REFUSED, State, Tx,
+    TxKey, check_tx, digest, recover,
 };
 use holdfast_proto::holdfast::host::v1 as pb;
 use holdfast_types::Address;
 use sha2::{Digest, Sha256};
 
+use super::rows::LOG;
 use super::rules::Via;
-use super::{GET_DIFFS_MAX, HostCore, Refusal, errors};
+use super::{GET_DIFFS_MAX, HostCore, Refusal, errors, read};
 use crate::auth;
 use crate::body::BODY_MAX;
 
 /// Transactions of executors that are remembered of one session.
 const LEARNED_MAX: usize = 256;
+/// How much later than the question a receipt may be, seconds: ten for the answer, and the clocks differ as those of signed
+/// calls may.
+const AHEAD_S: u64 = 10 + auth::WINDOW_MS / 1_000;
 
 /// What VoteTimeout leads to.
 #[derive(Debug, Clone, PartialEq)]
@@ -46,6 +50,8 @@ pub struct VoteTicket {
     id: u64,
     reason: u8,
     slot: u8,
+    /// When it was asked for.
+    unix_s: u64,
 }
 
 impl HostCore {
@@ -89,7 +95,7 @@ impl HostCore {
         if !body_fits && (reason == REASON_REFUSED || !request.body.is_empty()) {
             return Err(errors::policy("the body is not the one whose SHA-256 was started"));
         }
-        let ticket = VoteTicket { escrow_id: *escrow_id, id: *id, reason, slot };
+        let ticket = VoteTicket { escrow_id: *escrow_id, id: *id, reason, slot, unix_s };
         let known: Vec<Tx> = [TxKey::Confirm(*id), TxKey::Finish(*id), TxKey::Error(*id)]
             .iter()
             .filter_map(|key| replica.learned.get(key).cloned())
@@ -128,7 +134,7 @@ impl HostCore {
         let replica = self.replica(ticket.escrow_id)?;
         let state = &replica.state;
         let record = open(state, ticket.id, ticket.reason)?;
-        let words = answer.map_or_else(Vec::new, |answer| words(state, record, ticket.reason, answer));
+        let words = answer.map_or_else(Vec::new, |answer| words(state, record, ticket, answer));
         let vote = self.vote(ticket, &words);
         let mut replica = self.replica(ticket.escrow_id)?.clone();
         for tx in words {
@@ -159,9 +165,36 @@ impl HostCore {
         Ok(Some(pb::ChallengeStartRequest { diffs, ..request.clone() }))
     }
 
+    /// The challenge once more, with the own diff at `nonce` alone: an executor that was given another one there says so.
+    ///
+    /// # Errors
+    /// As any call of the session.
+    pub fn challenge_at(
+        &mut self,
+        request: &pb::ChallengeStartRequest,
+        nonce: u64,
+    ) -> Result<pb::ChallengeStartRequest, pb::EscrowError> {
+        self.replica(request.escrow_id)?;
+        let diffs = self.log(request.escrow_id, nonce, 1)?;
+        Ok(pb::ChallengeStartRequest { diffs, ..request.clone() })
+    }
+
+    /// Whether the refusal of a challenged executor shows two diffs of the gateway at one nonce, of which it was given the
+    /// other: that it cannot take the work up is the gateway's doing, and no vote is given.
+    pub fn forked_by_gateway(&mut self, escrow_id: u64, error: &pb::EscrowError) -> bool {
+        let Ok(diff) = Diff::from_bytes(&error.diff) else { return false };
+        let Ok(replica) = self.replica(escrow_id) else { return false };
+        let config = replica.state.config().clone();
+        let Ok(ours) = LOG.get(read(self.db.as_ref()), &(escrow_id, diff.nonce)) else { return false };
+        let digest = diff.digest(&config.chain_id);
+        diff.escrow_id == escrow_id
+            && ours.is_some_and(|ours| ours.digest != digest)
+            && recover(&digest, &diff.signature) == Ok(config.gateway)
+    }
+
     /// Signs: yes when the executor gave nothing that counts.
     fn vote(&self, ticket: &VoteTicket, words: &[Tx]) -> pb::VoteTimeoutResponse {
-        let VoteTicket { escrow_id, id, reason, slot } = *ticket;
+        let VoteTicket { escrow_id, id, reason, slot, .. } = *ticket;
         let accept = words.is_empty();
         let digest = digest::vote(&self.config.chain_id, escrow_id, id, reason, slot, accept);
         pb::VoteTimeoutResponse {
@@ -188,19 +221,21 @@ fn open(state: &State, id: u64, reason: u8) -> Result<&InferenceRecord, pb::Escr
     }
 }
 
-/// What of an executor's answer counts: transactions that apply, and a cancellation only beside the gateway's own word.
+/// What of an executor's answer counts: transactions that apply, a receipt only of now, since one of a time to come would
+/// never be late, and a cancellation only beside the gateway's own word.
 fn words(
     state: &State,
     record: &InferenceRecord,
-    reason: u8,
+    ticket: &VoteTicket,
     answer: &pb::ChallengeStartResponse,
 ) -> Vec<Tx> {
     let mut words = Vec::new();
     let receipt = Tx::from_bytes(&answer.receipt).ok();
     let outcome = Tx::from_bytes(&answer.outcome).ok();
-    if let Some(tx @ Tx::ConfirmStart { id, .. }) = receipt
-        && reason == REASON_REFUSED
+    if let Some(tx @ Tx::ConfirmStart { id, confirmed_at, .. }) = receipt
+        && ticket.reason == REASON_REFUSED
         && id == record.id
+        && confirmed_at <= ticket.unix_s.saturating_add(AHEAD_S)
         && check_tx(state, &tx).is_ok()
     {
         words.push(tx);

@@ -133,10 +133,17 @@ impl HostCore {
         let pb::ChallengeStartRequest { escrow_id, inference_id: id, body, .. } = request;
         self.check_host(*escrow_id, caller)?;
         let (stage, stop) = self.stage(*escrow_id, &request.diffs, Via::Peer)?;
-        let taken = self.take(stage, stop, *id, body, unix_s)?;
-        let (job, start) = match taken {
-            Taken::Before(job) => (job, None),
-            Taken::Now(job, start) => (job, Some(start)),
+        // A voter on the execution time may have got no body: what this host has done it says all the same.
+        let before = if body.is_empty() { self.job(*escrow_id, *id)? } else { None };
+        let (job, start) = match before {
+            Some(job) => {
+                self.commit(stage.writes, stage.replica)?;
+                (job, None)
+            }
+            None => match self.take(stage, stop, *id, body, unix_s)? {
+                Taken::Before(job) => (job, None),
+                Taken::Now(job, start) => (job, Some(start)),
+            },
         };
         let cancel = job.cancel.as_ref().and_then(|(request, auth)| {
             let request = pb::CancelInferenceRequest::decode(request.as_slice()).ok()?;

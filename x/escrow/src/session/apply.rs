@@ -379,12 +379,12 @@ impl State {
         if u64::from(seq) != expected {
             return Err(ApplyError::WrongKeySeq { expected, got: seq });
         }
-        let digest = digest::bind(&config.chain_id, config.escrow_id, owner, warm, seq);
-        if recover(&digest, sig).ok() != Some(*owner) {
+        let key = BoundKey { warm: *warm, seq, sig: *sig };
+        if !key.is_by(config, owner) {
             return Err(ApplyError::BadBinding);
         }
         let mut rows = self.keys.rows.clone();
-        rows.insert(*owner, BoundKey { warm: *warm, seq });
+        rows.insert(*owner, key);
         self.keys = Arc::new(Keys { hash: digest::keys(&rows), rows });
         Ok(())
     }

@@ -30,7 +30,7 @@ pub struct Settlement {
     pub sealed_acc: Hash,
     /// Hash of the live set.
     pub live_hash: Hash,
-    /// Bound keys, by owner.
+    /// Bound keys, by owner, each with the owner's signature.
     pub keys: BTreeMap<Address, BoundKey>,
     /// Over the `state` digest of nonce and root; one a slot at most.
     pub signatures: Vec<SlotSignature>,
@@ -150,6 +150,9 @@ pub enum SettleError {
     /// A key of nobody.
     #[error("keys: {0:?} holds no slot of this escrow")]
     ForeignKey(Address),
+    /// A key that its owner did not bind.
+    #[error("keys: the binding of {0:?} is not signed by its own key")]
+    UnboundKey(Address),
     /// The slot signed before.
     #[error("signatures: slot {0} is listed twice")]
     DuplicateSlot(u8),
@@ -236,6 +239,10 @@ pub fn verify(config: &FrozenConfig, settlement: &Settlement, mode: Mode) -> Res
     };
     if let Some(owner) = settlement.keys.keys().find(|owner| config.weight(owner) == 0) {
         return Err(SettleError::ForeignKey(*owner));
+    }
+    // The chain has not seen the log: were a row taken on trust, the summary would name the keys that vouch for it.
+    if let Some((owner, _)) = settlement.keys.iter().find(|(owner, key)| !key.is_by(config, owner)) {
+        return Err(SettleError::UnboundKey(*owner));
     }
     let root = settlement.root(config.digest());
     check_signatures(config, settlement, &root)?;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use borsh::{BorshDeserialize, BorshSerialize};
-use holdfast_types::Address;
+use holdfast_types::{Address, Signature, recover};
 use thiserror::Error;
 
 use super::digest::{self, RootParts};
@@ -52,6 +52,17 @@ pub struct BoundKey {
     pub warm: Address,
     /// Counts its bindings.
     pub seq: u32,
+    /// Of the owner's own key, over [`digest::bind`]. No part of the root: it is what shows the row to one who has not
+    /// seen the log.
+    pub sig: Signature,
+}
+
+impl BoundKey {
+    /// Whether `owner` itself made this binding.
+    pub fn is_by(&self, config: &FrozenConfig, owner: &Address) -> bool {
+        let digest = digest::bind(&config.chain_id, config.escrow_id, owner, &self.warm, self.seq);
+        recover(&digest, &self.sig).ok() == Some(*owner)
+    }
 }
 
 /// Bound keys and the hash over them, which changes seldom.

@@ -39,8 +39,8 @@ fn a_summary_comes_back_as_it_went() {
     let mut w = World::new();
     let id = w.create();
     let mut summary = signed(&vectors(&w, id), &THREE);
-    summary.keys.insert(addr("host-2"), BoundKey { warm: addr("warm-1"), seq: 1 });
-    summary.keys.insert(addr("host-1"), BoundKey { warm: Address([0; 20]), seq: 2 });
+    summary.keys.insert(addr("host-2"), BoundKey { warm: addr("warm-1"), seq: 1, sig: [3; 65] });
+    summary.keys.insert(addr("host-1"), BoundKey { warm: Address([0; 20]), seq: 2, sig: [4; 65] });
     let form = settlement_to_pb(&summary, &hrp());
     assert_eq!(form.keys.iter().filter(|key| key.warm.is_empty()).count(), 1);
     assert_eq!(settlement_from_pb(id, &form, &hrp()), Ok(summary));
@@ -56,6 +56,7 @@ fn a_summary_comes_back_as_it_went() {
     assert_eq!(bad(&|s| s.stats = vec![pb::SlotStats::default(); 129]), Some(3));
     assert_eq!(bad(&|s| s.sealed_acc.truncate(31)), Some(3));
     assert_eq!(bad(&|s| s.live_hash.push(0)), Some(3));
+    assert_eq!(bad(&|s| s.keys[0].signature.truncate(64)), Some(3));
     assert_eq!(bad(&|s| s.keys.reverse()), Some(3));
     assert_eq!(bad(&|s| s.keys.push(s.keys[1].clone())), Some(3));
     assert_eq!(bad(&|s| s.keys = vec![s.keys[0].clone(); 129]), Some(3));

@@ -115,7 +115,7 @@ fn a_settlement_altered_in_any_field_is_refused_and_changes_nothing() {
     let mut w = World::new();
     let id = w.create();
     let good = signed(&vectors(&w, id), &THREE);
-    let warm = |name: &str| (addr(name), BoundKey { warm: addr("warm-1"), seq: 1 });
+    let warm = |name: &str| (addr(name), BoundKey { warm: addr("warm-1"), seq: 1, sig: [1; 65] });
     type Change = Box<dyn Fn(&mut Settlement)>;
     let cases: Vec<(u32, Change)> = vec![
         (7, Box::new(|s| s.escrow_id = 2)),

@@ -166,7 +166,85 @@ fn a_receipt_without_a_finish_is_late_after_the_execution_time() {
         Some(executor.core.challenge_start(late, challenge, addr("host-0")).unwrap().reply)
     })
     .unwrap();
-    assert_eq!((reply.accept, reply.executor_txs), (false, vec![finish]));
+    assert_eq!((reply.accept, &reply.executor_txs), (false, &vec![finish]));
+    // A gateway that keeps the body back keeps nothing from coming to light.
+    let mut host = HostAt::new("host-0");
+    let bare = vote(&mut host, late, &ask(&gateway, 1, 2, ""), |challenge| {
+        Some(executor.core.challenge_start(late, challenge, addr("host-0")).unwrap().reply)
+    });
+    assert_eq!(bare.unwrap(), reply);
+}
+
+#[test]
+fn an_empty_body_begins_no_work() {
+    let mut executor = HostAt::new("host-1");
+    let gateway = pending();
+    let challenge = pb::ChallengeStartRequest {
+        escrow_id: ESCROW,
+        inference_id: 1,
+        diffs: gateway.diffs,
+        body: Vec::new(),
+    };
+    let refused = executor.core.challenge_start(LATE, &challenge, addr("host-2")).unwrap_err();
+    assert_eq!(refused.code(), Code::Policy);
+}
+
+#[test]
+fn a_receipt_of_a_time_to_come_is_no_answer() {
+    let gateway = pending();
+    let receipt = |confirmed_at| {
+        let record = gateway.state.record(1).unwrap();
+        let sig = key("host-1").sign_recoverable(digest::receipt(CHAIN, ESCROW, record, confirmed_at));
+        Tx::ConfirmStart { id: 1, confirmed_at, sig }.to_bytes()
+    };
+    for (confirmed_at, accept) in [(LATE + 70, false), (LATE + 71, true), (u64::MAX, true)] {
+        let mut host = HostAt::new("host-2");
+        let answer = pb::ChallengeStartResponse { receipt: receipt(confirmed_at), ..Default::default() };
+        let reply = vote(&mut host, LATE, &ask(&gateway, 1, 1, "prompt-1"), |_| Some(answer)).unwrap();
+        assert_eq!(reply.accept, accept, "{confirmed_at}");
+    }
+}
+
+/// A gateway could have any host found late by giving it a diff of its own.
+#[test]
+fn an_executor_that_was_given_another_diff_is_not_judged() {
+    let (mut gateway, mut other) = (pending(), Gateway::new(terms()));
+    other.pass(1);
+    let mut executor = HostAt::new("host-1");
+    executor.catch_up(&other);
+    let mut host = HostAt::new("host-2");
+    let VoteStep::Ask { request, .. } =
+        host.core.vote_timeout(LATE, &ask(&gateway, 1, 1, "prompt-1")).unwrap()
+    else {
+        panic!()
+    };
+    let fork = executor.core.challenge_start(LATE, &request, addr("host-2")).unwrap_err();
+    assert_eq!(fork.code(), Code::DiffFork);
+    assert!(host.core.forked_by_gateway(ESCROW, &fork));
+    // Asked without diffs it knows of no such start; the diff of that nonce alone brings the same to light.
+    let bare = pb::ChallengeStartRequest { diffs: Vec::new(), ..request.clone() };
+    let unknown = executor.core.challenge_start(LATE, &bare, addr("host-2")).unwrap_err();
+    assert_eq!(unknown.code(), Code::BadTx);
+    let again = host.core.challenge_at(&bare, 1).unwrap();
+    assert_eq!(executor.core.challenge_start(LATE, &again, addr("host-2")).unwrap_err(), fork);
+    // Words without the gateway's signature, of our own log, or of what we do not hold, show nothing.
+    let with = |change: &dyn Fn(&mut pb::EscrowError)| {
+        let mut fork = fork.clone();
+        change(&mut fork);
+        fork
+    };
+    gateway.pass(1);
+    let forged = signed(ESCROW, 1, Vec::new(), sha("r"));
+    let forged = holdfast_escrow::session::Diff { signature: [1; 65], ..forged }.to_bytes();
+    for bad in [
+        with(&|f| f.diff.clear()),
+        with(&|f| f.diff = gateway.diffs[0].clone()),
+        with(&|f| f.diff = gateway.diffs[1].clone()),
+        with(&|f| f.diff = forged.clone()),
+        with(&|f| f.diff = signed(8, 1, Vec::new(), sha("r")).to_bytes()),
+    ] {
+        assert!(!host.core.forked_by_gateway(ESCROW, &bad));
+    }
 }
 
 #[test]

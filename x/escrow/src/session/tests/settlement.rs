@@ -12,6 +12,11 @@ fn sign_all(state: &State, names: &[(u8, &str)]) -> Vec<SlotSignature> {
     names.iter().map(|(slot, name)| SlotSignature { slot: *slot, sig: sign(name, &digest) }).collect()
 }
 
+fn bound(owner: &str, warm: &str, seq: u32, by: &str) -> BoundKey {
+    let (owner, warm) = (addr(owner), addr(warm));
+    BoundKey { warm, seq, sig: sign(by, &digest::bind(CHAIN, 7, &owner, &warm, seq)) }
+}
+
 const THREE: [(u8, &str); 3] = [(0, "host-0"), (1, "host-1"), (3, "host-3")];
 
 /// Nonce 9 of the golden vectors.
@@ -83,7 +88,7 @@ fn a_settlement_that_is_altered_in_any_field_is_refused() {
     assert_eq!(with(&|s| s.stats.truncate(3)), SettleError::StatsRows(4));
     assert_eq!(with(&|s| s.sealed_acc[0] ^= 1), unsigned);
     assert_eq!(with(&|s| s.live_hash[0] ^= 1), SettleError::LiveLeft);
-    let key = |name: &str| (addr(name), BoundKey { warm: addr("warm-1"), seq: 1 });
+    let key = |name: &str| (addr(name), bound(name, "warm-1", 1, name));
     assert_eq!(with(&|s| s.keys = BTreeMap::from([key("host-1")])), unsigned);
     assert_eq!(
         with(&|s| s.keys = BTreeMap::from([key("gateway")])),
@@ -140,6 +145,32 @@ fn a_bound_warm_key_signs_for_the_slots_of_its_owner() {
     };
     assert!(with(&[(0, "host-0"), (1, "host-1"), (3, "warm-1")]).is_ok());
     assert_eq!(with(&[(0, "host-0"), (1, "warm-1"), (3, "host-3")]), Err(SettleError::BadSignature(1)));
+}
+
+/// The summary names the keys, and the root that they sign is that of the summary: without the owners' own signatures
+/// one host would be a quorum.
+#[test]
+fn keys_that_their_owners_did_not_bind_settle_nothing() {
+    let (config, owners) = (config(), ["host-0", "host-1", "host-2", "host-3"]);
+    let mut forged = Settlement::of(&frozen(), Vec::new());
+    forged.stats[1].cost = forged.balance + 120;
+    forged.balance = 0;
+    let signed = |by: &dyn Fn(&str) -> BoundKey, mode| {
+        let mut forged = forged.clone();
+        forged.keys = owners.iter().map(|owner| (addr(owner), by(owner))).collect();
+        let digest = digest::state(CHAIN, 7, forged.nonce, &forged.root(config.digest()));
+        forged.signatures = (0..4).map(|slot| SlotSignature { slot, sig: sign("thief", &digest) }).collect();
+        verify(&config, &forged, mode)
+    };
+    let first = SettleError::UnboundKey(owners.map(addr).into_iter().min().unwrap());
+    for mode in [Mode::Settle, Mode::Dispute] {
+        assert_eq!(signed(&|owner| bound(owner, "thief", 1, "thief"), mode), Err(first.clone()));
+        // The owner bound another key, or this one under another number.
+        let other = |owner: &str| BoundKey { warm: addr("thief"), ..bound(owner, "warm-1", 1, owner) };
+        assert_eq!(signed(&other, mode), Err(first.clone()));
+        let later = |owner: &str| BoundKey { seq: 2, ..bound(owner, "thief", 1, owner) };
+        assert_eq!(signed(&later, mode), Err(first.clone()));
+    }
 }
 
 #[test]
