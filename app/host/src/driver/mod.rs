@@ -72,6 +72,7 @@ struct Shared {
     chain_id: String,
     owner: Address,
     boot_id: String,
+    mute: bool,
     key: SecretKey,
     runner: RunnerHandle,
     codec: Arc<dyn TextCodec>,
@@ -103,6 +104,7 @@ impl Sessions {
     ) -> Self {
         let about = core.config();
         let (chain_id, owner, boot_id) = (about.chain_id.clone(), about.owner, about.boot_id.clone());
+        let mute = about.mute;
         let (runner, codec) = admission.parts();
         let shared = Shared {
             config,
@@ -110,6 +112,7 @@ impl Sessions {
             chain_id,
             owner,
             boot_id,
+            mute,
             key,
             runner,
             codec,
@@ -219,6 +222,10 @@ impl Sessions {
     ) -> Result<pb::GetSignaturesResponse, Status> {
         let (metadata, _, request) = call.into_parts();
         let caller = self.caller(&metadata, request.escrow_id, "GetSignatures", &request)?;
+        if self.shared.mute && request.challenge.is_some() {
+            // Until the caller has waited long enough.
+            return std::future::pending().await;
+        }
         self.core(move |core| core.get_signatures(&request, caller)).await
     }
 
