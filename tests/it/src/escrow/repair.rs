@@ -28,7 +28,9 @@ async fn kill_gateway_in(rig: &Rig, phase: RepairPhase) {
     let again = rig.flag("host2").await.expect("a restart is no amnesty");
     assert_eq!(identity(&again), identity(&held));
     assert!(again.attempt > held.attempt, "{again:?} after {held:?}");
-    assert_eq!(again.last_verdict, CUT_OFF, "{again:?} after {held:?}");
+    // On a slow machine the next one may have ended too.
+    let next = again.attempt > held.attempt + 1;
+    assert!(next || again.last_verdict == CUT_OFF, "{again:?} after {held:?}");
     assert_ne!(rig.served().await, rig.address("host2"), "clients are served meanwhile");
 }
 
@@ -102,8 +104,15 @@ fn a_repair_whose_proof_is_awaited_survives_kills_of_gateway_and_host_and_ends_r
         // Once it starts with an empty store it holds whatever it is taught, and signs no proof until it is killed: each
         // attempt stays at verifying for as long as the gateway waits for the signature.
         let rig = Rig::start(&["--hosts", "4", "--fault", "mute:host2@nonce6"]).await;
+        // The network comes late: an attempt finds the other state before it is emptied. Nobody waits minutes for the next.
+        rig.signal_network("STOP");
         let flag = rig.flagged("host2").await;
         assert_eq!((flag.generation, flag.diverged_nonce, flag.restored), (1, 6, 0), "{flag:?}");
+        let waits = |flag: &DivergenceFlag| flag.forked && flag.phase() == RepairPhase::Waiting;
+        rig.flag_when("host2", "the attempt finds the fork", waits).await;
+        rig.signal_network("CONT");
+        rig.flag_when("host2", "its empty store is found", |flag| !flag.forked).await;
+
         kill_gateway_in(&rig, RepairPhase::Verifying).await;
 
         let held = rig.flag_in("host2", RepairPhase::Verifying).await;

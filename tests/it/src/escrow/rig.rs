@@ -56,8 +56,18 @@ impl Rig {
     pub(super) async fn start(args: &[&str]) -> Self {
         let dir = tempfile::tempdir().expect("a folder");
         let home = dir.path().join("net").display().to_string();
-        let fixed =
-            ["localnet", "--gateway", "--requests", "0", "--workers", "0", "--headless", "--home", &home];
+        let fixed = [
+            "localnet",
+            "--gateway",
+            "--requests",
+            "0",
+            "--workers",
+            "0",
+            "--headless",
+            "--home",
+            &home,
+            "--host-arg=--log-level=info,holdfast_host=debug",
+        ];
         let mut running = Running::start(&mut command(&[&fixed[..], args].concat()));
         until(2 * SHORT, "the gateway serves", || {
             assert!(running.runs(), "localnet ended: {}", running.err());
@@ -118,9 +128,21 @@ impl Rig {
         assert!(status.success(), "{name}: {script}: {status}");
     }
 
-    /// Kills a process as a crash would, and waits until the network has started it again.
+    /// Sends a signal to the network itself, which keeps its processes.
+    pub(super) fn signal_network(&self, signal: &str) {
+        self.running.signal(signal);
+    }
+
+    /// How often a host has told the gateway that it started.
+    fn announcements(&self, name: &str) -> usize {
+        let log = self.dir.path().join("net").join(format!("{name}.log"));
+        std::fs::read_to_string(log).unwrap_or_default().matches(": announced escrow=").count()
+    }
+
+    /// Kills a process as a crash would, and waits until the network has started it again: a gateway has its session, and a
+    /// host has told the gateway.
     pub(super) async fn kill(&self, name: &str) {
-        let before = self.pid(name);
+        let (before, told) = (self.pid(name), self.announcements(name));
         self.signal(name, "KILL");
         self.eventually(&format!("{name} is back"), SHORT, async || {
             let now = self.pid(name);
@@ -128,9 +150,9 @@ impl Rig {
                 return None;
             }
             match name {
-                // The session is there again.
                 "gateway" => self.try_session().await.ok().map(|_| ()),
-                _ => Some(()),
+                "chain" => Some(()),
+                _ => (self.announcements(name) > told).then_some(()),
             }
         })
         .await;

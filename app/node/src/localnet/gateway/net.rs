@@ -432,17 +432,21 @@ impl<'a> Net<'a> {
         self.write_manifest(up)
     }
 
-    /// With consent on both sides a replica with another state is dropped at the next attempt: no need to wait for that.
+    /// With consent on both sides a replica with another state is dropped at the next attempt: no need to wait for that. Nor
+    /// is there with a store that was emptied only after an attempt had found the other state in it.
     async fn force(&mut self, index: usize, up: &Up) {
+        let emptied = self.fault(index).is_some_and(|fault| fault.kind.is_emptied())
+            && self.hosts.get(index).is_some_and(|host| !host.restart_empty);
+        let reason = if emptied { "its store was emptied" } else { "it may be reset" };
         let flag = self.board.hosts.get(index).and_then(|host| host.flag.clone());
         let (Some(flag), Some(forced)) = (flag, self.forced.get_mut(index)) else { return };
         let now = (flag.generation, flag.attempt);
         let waits = flag.phase() == pb::RepairPhase::Waiting;
-        if !self.plan.allow_reset || !flag.forked || !waits || *forced == now {
+        if !(self.plan.allow_reset || emptied) || !flag.forked || !waits || *forced == now {
             return;
         }
         *forced = now;
-        let sent = up.operator.force_teach(flag.escrow_id, &flag.participant, "it may be reset").await;
+        let sent = up.operator.force_teach(flag.escrow_id, &flag.participant, reason).await;
         let at_ms = self.elapsed_ms();
         match sent {
             Ok(()) => self.board.change(at_ms, Some(index), "ForceTeach"),
