@@ -43,7 +43,7 @@ use std::sync::Arc;
 
 use holdfast_escrow::divergence::DivergenceFlag;
 use holdfast_escrow::repair::RepairConfig;
-use holdfast_escrow::session::{FrozenConfig, Signature, State, Tx};
+use holdfast_escrow::session::{FrozenConfig, Recovered, Signature, State};
 use holdfast_types::Address;
 
 pub use api::{
@@ -104,7 +104,7 @@ pub struct GatewayCore {
     withdrawn: BTreeMap<u64, cancel::Withdrawn>,
     dues: BTreeMap<u64, timeouts::Due>,
     /// Timeouts with enough votes, and since when.
-    ripe: BTreeMap<u64, (Tx, u64)>,
+    ripe: BTreeMap<u64, (Recovered, u64)>,
     /// Verified signatures by nonce, for settlement.
     kept: BTreeMap<u64, BTreeMap<Address, Signature>>,
     calls: BTreeMap<CallId, (Address, Purpose)>,

@@ -297,7 +297,7 @@ impl GatewayCore {
                 for tx in reply.pending.iter().take(super::pending::MAX_PENDING) {
                     self.intake(tx);
                 }
-                let word = self.pending.get(&holdfast_escrow::session::TxKey::Error(nonce)).cloned();
+                let word = self.pending.get(&TxKey::Error(nonce)).map(|waiting| waiting.tx().clone());
                 if let Some(Tx::ReportError { input_tokens, output_tokens, .. }) = word {
                     // The executor's word ends the record; its stream has nothing more to say.
                     let call = self.flights.get(&nonce).and_then(|flight| flight.call);
