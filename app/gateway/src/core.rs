@@ -250,6 +250,7 @@ impl GatewayCore {
         self.run_doubts();
         if self.corrupt.is_none() {
             self.run_timeouts();
+            self.run_listening();
             self.run_repairs();
             self.pick_all();
             self.run_checkpoint();
@@ -295,7 +296,10 @@ impl GatewayCore {
         let failed = self.ledger.failed.then(|| self.now.mono_ms.saturating_add(1_000));
         let settle = (self.now.mono_ms < self.settle_until_ms).then_some(self.settle_until_ms);
         let work = (self.corrupt.is_none())
-            .then(|| [self.timeouts_at(), self.repairs_at(), self.flush_at().filter(|_| self.may_flush())])
+            .then(|| {
+                let flush = self.flush_at().filter(|_| self.may_flush());
+                [self.timeouts_at(), self.listening_at(), self.repairs_at(), flush]
+            })
             .into_iter()
             .flatten()
             .flatten();

@@ -248,7 +248,8 @@ impl GatewayCore {
         }
     }
 
-    fn end_spoken(&self, id: u64) -> bool {
+    /// Whether the executor's word on the end of `id` waits for a diff.
+    pub(super) fn end_spoken(&self, id: u64) -> bool {
         self.pending.has(&TxKey::Finish(id)) || self.pending.has(&TxKey::Error(id))
     }
 

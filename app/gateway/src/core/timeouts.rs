@@ -47,11 +47,13 @@ pub(super) struct Due {
     pub(super) not_before_ms: u64,
     /// Its host was asked to take it back, for the round that comes.
     pub(super) reminded: bool,
+    /// When its host is asked for its end, and how long that wait was; `None` = it was not asked for yet.
+    pub(super) listen: Option<(u64, u64)>,
 }
 
 impl Due {
     pub(super) fn new(row: DueRow) -> Self {
-        Self { row, round: None, not_before_ms: 0, reminded: false }
+        Self { row, round: None, not_before_ms: 0, reminded: false, listen: None }
     }
 }
 
@@ -95,7 +97,7 @@ impl GatewayCore {
 
     /// Whether the votes of this reason are used up and the drain decides, or there is nothing to vote on: a host that holds
     /// another diff of ours is not late by its fault.
-    fn exhausted(&self, id: u64, due: &Due) -> bool {
+    pub(super) fn exhausted(&self, id: u64, due: &Due) -> bool {
         self.terms.executor_of(id).is_some_and(|executor| self.own_forked(&executor))
             || due.row.rounds >= ROUNDS && self.late_at(id).is_none_or(|(reason, _)| reason == due.row.reason)
     }

@@ -50,6 +50,49 @@ fn a_finish_that_the_stream_lost_is_fetched_before_anybody_votes() {
     assert_eq!(world.outcomes(1)[2], 0);
 }
 
+fn asked_pending(world: &World, index: usize) -> usize {
+    let who = world.names[index];
+    world.calls.iter().filter(|(to, call)| *to == who && *call == "pending").count()
+}
+
+#[test]
+fn the_end_of_what_no_stream_speaks_of_is_asked_for_more_and_more_seldom() {
+    let mut world = World::new(4);
+    world.run(100);
+    world.host(1).serves = Serves::OnlyReceipt;
+    world.ask();
+    // At once when the stream is lost, then after 2, 4, 8 and 16 seconds, of which the last is at 30.
+    for (ms, count) in [(100, 1), (1_950, 2), (4_000, 3), (8_000, 4), (16_000, 5)] {
+        world.run(ms);
+        assert_eq!(asked_pending(&world, 1), count, "at {} ms", world.now_ms);
+    }
+    // The next at 60 seconds; at 65 the votes, before which it is asked once more.
+    world.run(50_000);
+    assert_eq!((asked_pending(&world, 1), world.outcomes(1)[2]), (7, 1));
+    world.run(600_000);
+    assert_eq!(asked_pending(&world, 1), 7);
+    assert!([0, 2, 3].iter().all(|index| asked_pending(&world, *index) == 0));
+}
+
+#[test]
+fn a_finish_is_fetched_soon_after_its_stream_was_lost_or_the_gateway_was_killed() {
+    for kill in [false, true] {
+        let mut world = World::new(4);
+        world.run(100);
+        world.host(1).serves = if kill { Serves::Slow } else { Serves::OnlyReceipt };
+        world.ask();
+        world.run(3_000);
+        if kill {
+            world.restart(false);
+        }
+        world.run(2_000);
+        let terms = world.terms.clone();
+        world.host(1).finish_now(&terms, 1);
+        world.run(8_000);
+        assert_eq!(world.core.state().record(1).unwrap().status, InferenceStatus::Finished, "{kill}");
+    }
+}
+
 #[test]
 fn votes_of_too_few_end_as_insufficient_after_two_rounds_and_the_drain_decides() {
     let mut world = World::new(4);
