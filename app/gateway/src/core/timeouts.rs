@@ -102,9 +102,12 @@ impl GatewayCore {
             || due.row.rounds >= ROUNDS && self.late_at(id).is_none_or(|(reason, _)| reason == due.row.reason)
     }
 
-    /// Whether votes may still end an open record: finalization waits for these.
+    /// Whether votes may still end an open record: finalization waits for these. What has its end and waits for a diff needs
+    /// no more of them.
     pub(super) fn votes_pending(&self) -> bool {
-        self.dues.iter().any(|(id, due)| !self.exhausted(*id, due))
+        let voted = |id| self.ripe.contains_key(&id) && !self.pending.speaks_of(id);
+        let ends = |id: &u64| self.end_spoken(*id) || voted(*id);
+        self.dues.iter().any(|(id, due)| !self.exhausted(*id, due) && !ends(id))
     }
 
     /// Begins rounds that are due, and ends rounds that took too long.
