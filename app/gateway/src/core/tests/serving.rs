@@ -154,7 +154,8 @@ fn a_forged_word_never_waits_and_an_honest_one_behind_it_is_paid() {
     }
     assert!(world.core.intake(&finish(honest).to_bytes()));
     assert!(!world.core.intake(&finish(honest).to_bytes()), "it waits already");
-    // What waits outlives the process, and is judged anew from its bytes.
+    // What waits outlives the process, once its step is over, and is judged anew from its bytes.
+    world.send(Event::Tick);
     world.restart(false);
     assert_eq!(world.core.status().pending, 2);
     world.run(4_000);
