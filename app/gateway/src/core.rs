@@ -43,7 +43,7 @@ use std::sync::Arc;
 
 use holdfast_escrow::divergence::DivergenceFlag;
 use holdfast_escrow::repair::RepairConfig;
-use holdfast_escrow::session::{FrozenConfig, Signature, State, Tx};
+use holdfast_escrow::session::{FrozenConfig, Recovered, Signature, State};
 use holdfast_types::Address;
 
 pub use api::{
@@ -104,7 +104,7 @@ pub struct GatewayCore {
     withdrawn: BTreeMap<u64, cancel::Withdrawn>,
     dues: BTreeMap<u64, timeouts::Due>,
     /// Timeouts with enough votes, and since when.
-    ripe: BTreeMap<u64, (Tx, u64)>,
+    ripe: BTreeMap<u64, (Recovered, u64)>,
     /// Verified signatures by nonce, for settlement.
     kept: BTreeMap<u64, BTreeMap<Address, Signature>>,
     calls: BTreeMap<CallId, (Address, Purpose)>,
@@ -250,6 +250,7 @@ impl GatewayCore {
         self.run_doubts();
         if self.corrupt.is_none() {
             self.run_timeouts();
+            self.run_listening();
             self.run_repairs();
             self.pick_all();
             self.run_checkpoint();
@@ -295,7 +296,10 @@ impl GatewayCore {
         let failed = self.ledger.failed.then(|| self.now.mono_ms.saturating_add(1_000));
         let settle = (self.now.mono_ms < self.settle_until_ms).then_some(self.settle_until_ms);
         let work = (self.corrupt.is_none())
-            .then(|| [self.timeouts_at(), self.repairs_at(), self.flush_at().filter(|_| self.may_flush())])
+            .then(|| {
+                let flush = self.flush_at().filter(|_| self.may_flush());
+                [self.timeouts_at(), self.listening_at(), self.repairs_at(), flush]
+            })
             .into_iter()
             .flatten()
             .flatten();

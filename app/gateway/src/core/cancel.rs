@@ -248,7 +248,8 @@ impl GatewayCore {
         }
     }
 
-    fn end_spoken(&self, id: u64) -> bool {
+    /// Whether the executor's word on the end of `id` waits for a diff.
+    pub(super) fn end_spoken(&self, id: u64) -> bool {
         self.pending.has(&TxKey::Finish(id)) || self.pending.has(&TxKey::Error(id))
     }
 
@@ -297,7 +298,7 @@ impl GatewayCore {
                 for tx in reply.pending.iter().take(super::pending::MAX_PENDING) {
                     self.intake(tx);
                 }
-                let word = self.pending.get(&holdfast_escrow::session::TxKey::Error(nonce)).cloned();
+                let word = self.pending.get(&TxKey::Error(nonce)).map(|waiting| waiting.tx().clone());
                 if let Some(Tx::ReportError { input_tokens, output_tokens, .. }) = word {
                     // The executor's word ends the record; its stream has nothing more to say.
                     let call = self.flights.get(&nonce).and_then(|flight| flight.call);

@@ -147,9 +147,11 @@ impl GatewayCore {
     fn drain(&mut self) {
         let now = self.now.mono_ms;
         let since = *self.closing.since_ms.get_or_insert(now);
-        let busy = !self.flights.is_empty() || self.votes_pending() || !self.ripe.is_empty();
-        // A finish that waits is published by a flush before the end.
-        let busy = busy || self.pending.len() > 0 && !self.state.must_finalize() && !self.broke();
+        // What waits is published by a flush before the end; when none can follow, FinalizeRound and the diffs after it,
+        // which cost nothing, carry it.
+        let flushes = !self.state.must_finalize() && !self.broke();
+        let waits = self.pending.len() > 0 || !self.ripe.is_empty();
+        let busy = !self.flights.is_empty() || self.votes_pending() || waits && flushes;
         if busy && now < since.saturating_add(self.cfg.drain_ms) {
             return;
         }
