@@ -295,7 +295,7 @@ impl GatewayCore {
         }
         match result {
             Ok(reply) => {
-                for tx in reply.pending.iter().take(super::pending::MAX_PENDING) {
+                for tx in reply.pending.iter().take(super::pending::OFFERED_MAX) {
                     self.intake(tx);
                 }
                 let word = self.pending.get(&TxKey::Error(nonce)).map(|waiting| waiting.tx().clone());

@@ -317,7 +317,7 @@ impl GatewayCore {
                 {
                     self.suspect_withheld(participant, reply.nonce);
                 }
-                for tx in reply.stale.iter().take(super::pending::MAX_PENDING) {
+                for tx in reply.stale.iter().take(super::pending::OFFERED_MAX) {
                     self.intake(tx);
                 }
                 // It is behind what we thought: the next round teaches it.

@@ -7,6 +7,8 @@ use holdfast_escrow::session::{Recovered, Tx, TxKey};
 
 /// Most that wait: one receipt, finish and error for every live record, and some bindings.
 pub(super) const MAX_PENDING: usize = 4096;
+/// Transactions taken from one reply of a host: each costs a signature check. Hosts list no more, waiting and stale.
+pub(super) const OFFERED_MAX: usize = 2 * holdfast_host::session::PENDING_LISTED;
 /// Most in one diff: room is left for timeouts and a Start.
 pub(super) const MAX_IN_DIFF: usize = 200;
 

@@ -65,7 +65,7 @@ impl GatewayCore {
             member.dirty = true;
         }
         if let Ok(reply) = result {
-            for tx in reply.txs.iter().take(super::pending::MAX_PENDING) {
+            for tx in reply.txs.iter().take(super::pending::OFFERED_MAX) {
                 self.intake(tx);
             }
         }

@@ -245,7 +245,7 @@ impl GatewayCore {
                         .get_mut(participant)
                         .map(|w| std::mem::take(&mut w.offered))
                         .unwrap_or_default();
-                    for tx in offered.iter().take(super::pending::MAX_PENDING) {
+                    for tx in offered.iter().take(super::pending::OFFERED_MAX) {
                         self.intake(tx);
                     }
                 }

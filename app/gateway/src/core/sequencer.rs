@@ -6,6 +6,7 @@
 use holdfast_escrow::session::{
     ApplyError, Diff, Phase, Recovered, State, Tx, TxKey, apply, compose_recovered,
 };
+use holdfast_host::session::AHEAD_S;
 use holdfast_store::{BranchKv, KvRead, StoreError, WriteSet};
 use sha2::{Digest, Sha256};
 
@@ -285,6 +286,12 @@ impl GatewayCore {
             if !self.dues.get(id).is_some_and(|due| due.row.cancelled) {
                 return false;
             }
+        }
+        if let Tx::ConfirmStart { confirmed_at, .. } = &tx
+            && *confirmed_at > self.now.unix_s().saturating_add(AHEAD_S)
+        {
+            // It would never be late.
+            return false;
         }
         // A finish or error may need the receipt that waits beside it.
         let receipt = tx.inference_id().and_then(|id| self.pending.get(&TxKey::Confirm(id)));

@@ -47,7 +47,7 @@ use replica::Replica;
 use rows::{JOBS, Presence, SESSIONS, SessionRow};
 use rules::Rules;
 
-pub use vote::{VoteStep, VoteTicket};
+pub use vote::{AHEAD_S, VoteStep, VoteTicket};
 pub use work::{CancelStep, ChallengeStep, InferStep, JobEnd, StartJob};
 
 /// Diffs of one call.

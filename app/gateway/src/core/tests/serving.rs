@@ -353,3 +353,26 @@ fn a_thousand_deltas_cost_no_look_at_the_other_streams() {
     let effects = world.core.handle(now, Event::StreamItem { call_id, event });
     assert_eq!(effects.len(), 1);
 }
+
+#[test]
+fn a_receipt_of_a_time_to_come_is_not_taken() {
+    use holdfast_escrow::session::{Tx, digest};
+    let mut world = World::new(4);
+    world.run(100);
+    world.host(1).serves = Serves::Silent;
+    world.ask();
+    world.run(20);
+    let record = world.core.state().record(1).unwrap().clone();
+    let now = world.now().unix_s();
+    let key = super::world::key("host-1");
+    let taken = [now + 3_600, u64::MAX].map(|confirmed_at| {
+        let signed = digest::receipt(&world.terms.chain_id, 7, &record, confirmed_at);
+        let sig = key.sign_recoverable(signed);
+        let tx = Tx::ConfirmStart { id: 1, confirmed_at, sig };
+        let before = world.core.state().clone();
+        let taken = world.core.intake(&tx.to_bytes());
+        assert_eq!(before, *world.core.state());
+        taken
+    });
+    assert_eq!(taken, [false, false]);
+}
