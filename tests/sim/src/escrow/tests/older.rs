@@ -35,8 +35,15 @@ fn older(world: &mut World<'_>) -> usize {
 
 #[test]
 fn a_host_that_holds_what_an_older_store_lost_is_passed_and_charged_nothing() {
+    // In small chunks it is taught what it shares with us and signs its other root, in one it is shown the fork.
+    for chunk in [2, 200] {
+        passed_and_charged_nothing(chunk);
+    }
+}
+
+fn passed_and_charged_nothing(chunk: usize) {
     with_both(
-        |_| {},
+        |cast| cast.gateway.chunk_diffs = chunk,
         |world| {
             let host = older(world);
             let missed = row(world, host).missed;
@@ -64,7 +71,7 @@ fn a_host_that_holds_what_an_older_store_lost_is_passed_and_charged_nothing() {
 fn a_host_that_holds_what_an_older_store_lost_and_consents_is_reset_and_serves_again() {
     with_both(
         |cast| {
-            cast.gateway.allow_reset = true;
+            (cast.gateway.allow_reset, cast.gateway.chunk_diffs) = (true, 2);
             cast.members.iter_mut().for_each(|member| member.consent = true);
         },
         |world| {
