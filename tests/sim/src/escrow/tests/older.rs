@@ -5,7 +5,7 @@ use holdfast_gateway::core::{Event, RepairView};
 
 use super::scenarios::{MINUTE, SECOND, does, flag, infers, plays, request, row, stage, traffic, with_both};
 use crate::escrow::ledger::End;
-use crate::escrow::schedule::What;
+use crate::escrow::schedule::{Fate, What, Work};
 use crate::escrow::world::World;
 
 /// The store is some nonces old again, and the host that alone holds the last ones of these cannot be reached for half a
@@ -29,7 +29,8 @@ fn older(world: &mut World<'_>) -> usize {
     does(world, What::Older { down_ms: 500, away_ms: 30 * SECOND });
     plays(world, 5 * SECOND);
     traffic(world, 6, 400);
-    plays(world, 25 * SECOND);
+    // A chunk that was lost on the way holds its turn for a minute.
+    plays(world, 90 * SECOND);
     ahead
 }
 
@@ -105,6 +106,29 @@ fn an_older_store_takes_back_what_hosts_that_answer_still_hold() {
             traffic(world, 8, 300);
             assert_eq!(world.watch.totals.flags, 0);
             assert!(row(world, 1).missed == 0 && world.watch.totals.own_forks == 0);
+        },
+    );
+}
+
+#[test]
+fn what_a_client_left_after_the_copy_is_not_held_against_its_host() {
+    with_both(
+        |_| {},
+        |world| {
+            traffic(world, 4, 300);
+            plays(world, 3 * SECOND);
+            world.copy_gateway();
+            let work = Work { tokens: 8, pace_ms: 500, fate: Fate::Done };
+            does(world, What::Request { filling: 0, limits: (64, 16), work, patience_ms: MINUTE });
+            let (name, id) = (world.last_request(), world.watch.ledger.nonce);
+            plays(world, 1_200);
+            world.watch.left(name);
+            world.tell(Event::ClientLeft { request_id: name }).unwrap();
+            plays(world, 300);
+            // Its host has signed that it was cancelled; the store knows neither of the Start nor of that.
+            does(world, What::Older { down_ms: 500, away_ms: 0 });
+            plays(world, 3 * MINUTE);
+            assert_eq!(world.watch.ledger.entries[&id].end, Some(End::Released));
         },
     );
 }
