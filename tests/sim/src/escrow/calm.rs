@@ -74,6 +74,8 @@ impl World<'_> {
         if age_ms > 15 * MINUTE && !self.calm.second_heal && !self.calm.believe_healed {
             // Reset did not come about: its operator takes the disk away.
             self.calm.second_heal = true;
+            // Whoever is sound only from now on has its turn within the longest backoff: the settlement waits for that.
+            self.calm.finalized_ms = 0;
             self.heal(|heal| heal != Heal::Never);
         }
         if age_ms > (16 + 5 * self.calm.forced) * MINUTE {
