@@ -78,6 +78,7 @@ enum Purpose {
     Census { about: Address, nonce: u64 },
     Above,
     Below,
+    Held,
 }
 
 /// One escrow session of a gateway: its only sequencer.
@@ -236,6 +237,7 @@ impl GatewayCore {
             Purpose::Refused { nonce } => self.refused_further(p, nonce, call_id, only!(GetSignatures)),
             Purpose::Above => self.above_reply(p, only!(GetDiffs)),
             Purpose::Below => self.below_reply(p, only!(GetDiffs)),
+            Purpose::Held => self.held_reply(p, only!(GetDiffs)),
         }
     }
 

@@ -9,7 +9,7 @@ use holdfast_types::Address;
 use super::api::{CallError, ClientEvent, Effect, HostCall, Lane, RequestError, RequestId};
 use super::members::Then;
 use super::queue::Asking;
-use super::store::DUES;
+use super::store::{DUES, StartKind};
 use super::{GatewayCore, Purpose};
 
 /// Tries of one CancelInference.
@@ -200,6 +200,19 @@ impl GatewayCore {
             due.round = None;
             if !due.row.cancelled && !self.flights.contains_key(&id) {
                 self.take_back(id);
+            }
+        }
+    }
+
+    /// Our store is an older one: what we cancelled since then is not in it. Of what was open in it, hosts are believed that we
+    /// did; each is asked once more before anybody votes on it.
+    pub(super) fn distrust_cancellations(&mut self) {
+        let escrow = self.terms.escrow_id;
+        for (id, due) in &mut self.dues {
+            let sent = due.row.kind == StartKind::Sent && !self.flights.contains_key(id);
+            if sent && !due.row.cancelled {
+                due.row.cancelled = true;
+                self.ledger.set(&DUES, &(escrow, *id), &due.row);
             }
         }
     }

@@ -207,6 +207,10 @@ impl GatewayCore {
         );
         if verdict == SelfVerdict::Suspect {
             self.raise_suspicion("census");
+            // Two logs of ours would explain it.
+            for (participant, mismatch) in taken.held {
+                self.ask_held(&participant, mismatch.nonce);
+            }
         } else {
             for (participant, mismatch) in taken.held {
                 self.trip(&participant, &mismatch);
@@ -411,6 +415,7 @@ impl GatewayCore {
             let fields = vec![("diffs", taken.to_string()), ("tip", self.state.nonce().to_string())];
             self.log("escrow_tail_recovered", true, Some(*participant), fields);
             self.above_until_ms = Some(self.now.mono_ms.saturating_add(ABOVE_MS));
+            self.distrust_cancellations();
             self.ask_above(participant);
         } else if !self.calls.values().any(|(_, purpose)| *purpose == Purpose::Above) {
             // Hosts hold logs of different length: the longest one counts.

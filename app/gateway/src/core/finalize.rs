@@ -71,9 +71,6 @@ impl GatewayCore {
                 }
                 self.fail_queue(RequestError::EscrowExhausted);
                 self.stop_repairs();
-                if self.closing.collect.is_none() {
-                    self.collect_for_dispute(self.state.clone());
-                }
             }
             ChainNews::Settled => {
                 self.meta.settled = true;
@@ -112,6 +109,13 @@ impl GatewayCore {
     pub(super) fn run_closing(&mut self) {
         if self.staged.is_some() || self.stopping || self.settling_in() {
             return;
+        }
+        if self.corrupt.is_none() && self.meta.expired && self.closing.collect.is_none() {
+            // What hosts have told us belongs into what is paid.
+            if self.pending.len() > 0 && self.may_flush() {
+                drop(self.advance(Step::Pass));
+            }
+            self.collect_for_dispute(self.state.clone());
         }
         if self.corrupt.is_none() && !self.meta.expired && !self.suspected() {
             if self.state.phase() == Phase::Active

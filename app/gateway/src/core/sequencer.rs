@@ -149,8 +149,9 @@ impl GatewayCore {
         }
         let (state, _) = apply(&self.state, &diff).map_err(|error| error.to_string())?;
         let start = diff.start().map(|_| (StartKind::Sent, None));
+        // Whether we cancelled it is lost too. Nobody waits for it, so its host is believed that we did, and asked to end it.
         let due =
-            start.as_ref().map(|(kind, _)| DueRow { kind: *kind, cancelled: false, rounds: 0, reason: 0 });
+            start.as_ref().map(|(kind, _)| DueRow { kind: *kind, cancelled: true, rounds: 0, reason: 0 });
         let gone = diff.txs.iter().map(Tx::key).collect();
         let rows = WriteSet::new();
         let mut staged = Staged { diff, state, rows, gone, ended: Vec::new(), start, due, retry_at_ms: 0 };

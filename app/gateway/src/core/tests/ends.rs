@@ -283,9 +283,14 @@ fn an_expired_escrow_is_made_ready_for_a_dispute() {
         world.ask();
         world.run(20);
     }
+    let told = world.core.pending_txs().count();
     world.send(Event::Chain(ChainNews::Expired));
     world.run(10_000);
     assert_eq!(world.disputes.len(), 1);
+    // What the last hosts told is in it.
+    assert!(told > 0);
+    assert_eq!(world.disputes[0].nonce, world.core.status().nonce);
+    assert_eq!(world.core.pending_txs().count(), 0);
     world.pays(&world.disputes[0].clone(), Mode::Dispute);
     let id = world.ask();
     assert_eq!(world.clients[&id].last(), Some(&ClientEvent::Failed(RequestError::EscrowExhausted)));
