@@ -22,7 +22,7 @@ use holdfast_runner::{
     ByteCodec, FailureKind, HardenedSessionRunner, IdempotencyLedger, RunnerConfig, ShardPool, SystemClock,
 };
 use tokio::net::TcpListener;
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::timeout;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
@@ -87,6 +87,7 @@ struct Process {
     host: Host,
     runner: RunnerHandle,
     tasks: JoinSet<()>,
+    background: AbortHandle,
 }
 
 impl World {
@@ -149,8 +150,8 @@ impl World {
         let mut tasks = JoinSet::new();
         tasks.spawn(async move { drop(driver.await) });
         let background = host.clone();
-        tasks.spawn(async move { background.background().await });
-        Process { host, runner, tasks }
+        let background = tasks.spawn(async move { background.background().await });
+        Process { host, runner, tasks, background }
     }
 
     /// The process is killed; the next one finds what was on its disks.
@@ -528,6 +529,8 @@ async fn hosts_that_their_gateway_left_have_the_last_nonce_paid() {
     for world in &worlds {
         let mut process = world.start().await;
         escrows.put_host(addr(world.name), process.listen().await);
+        // It looks when the test says so, and never by itself.
+        process.background.abort();
         hosts.push(process);
     }
     // host-3 is gone. host-1 works, and nothing of it is published: it withholds.
