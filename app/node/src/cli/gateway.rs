@@ -82,10 +82,10 @@ struct RunArgs {
     /// Slots of the group of an escrow that is created
     #[arg(long, env = "HOLDFASTD_GATEWAY_SLOTS", value_name = "N", default_value = "4", value_parser = slots)]
     slots: u32,
-    /// IP and port for applications; port 0 takes a free one
+    /// IP or localhost, and port, for applications; port 0 takes a free one
     #[arg(long, env = "HOLDFASTD_GATEWAY_HTTP", value_name = "ADDR", default_value = "127.0.0.1:8080", value_parser = values::listen)]
     http: SocketAddr,
-    /// IP and port for hosts and operators; port 0 takes a free one
+    /// IP or localhost, and port, for hosts and operators; port 0 takes a free one
     #[arg(long, env = "HOLDFASTD_GATEWAY_GRPC", value_name = "ADDR", default_value = "127.0.0.1:9300", value_parser = values::listen)]
     grpc: SocketAddr,
     /// URL at which hosts reach --grpc, written into escrows that are created [default: http:// and --grpc]
@@ -141,7 +141,7 @@ struct RunArgs {
     )]
     output: Format,
     /// What to log on standard error: error, warn, info, debug, trace, or pairs such as holdfast_gateway=debug with commas
-    #[arg(long, env = "HOLDFASTD_LOG_LEVEL", value_name = "LEVEL", default_value = "info", value_parser = start::log_level)]
+    #[arg(long, env = "HOLDFASTD_LOG_LEVEL", value_name = "LEVEL", default_value = start::LOG_LEVEL, value_parser = start::log_level)]
     log_level: String,
 }
 
@@ -214,6 +214,9 @@ async fn serve(args: &RunArgs, io: &mut Io<'_>) -> Result<()> {
     let journal = Arc::new(Journal::reopening(open_journal).map_err(|e| journal_failure(&data, &e))?);
     let strays = strays(args, &data, &journal)?;
     let connections = connections();
+    if keys.is_empty() {
+        tracing::warn!("gateway_api_open: without --api-keys whoever reaches --http spends the escrows");
+    }
 
     let http = TcpListener::bind(args.http).await.map_err(|e| in_use("--http", args.http, &e))?;
     let grpc = TcpListener::bind(args.grpc).await.map_err(|e| in_use("--grpc", args.grpc, &e))?;
@@ -480,7 +483,10 @@ fn gateway_failure(hrp: &Hrp, field: &str, error: GatewayError) -> anyhow::Error
         GatewayError::Deliver(DeliverError::Chain(ChainError::Unreachable(text))) => {
             chain_failure(ChainError::Unreachable(text))
         }
-        GatewayError::Deliver(error @ DeliverError::Chain(_)) => fail(43, field, error.to_string()),
+        GatewayError::Deliver(DeliverError::Chain(error)) => {
+            let (field, remedy) = creation_remedy(field, &error);
+            fail(43, field, format!("{error}{remedy}"))
+        }
         GatewayError::Deliver(error @ DeliverError::Void { .. }) => fail(44, field, error.to_string()),
         GatewayError::NotOurs { escrow_id, expected, found } => {
             let (expected, found) = (expected.to_bech32(hrp), found.to_bech32(hrp));
@@ -489,11 +495,34 @@ fn gateway_failure(hrp: &Hrp, field: &str, error: GatewayError) -> anyhow::Error
             );
             fail(97, field, text)
         }
+        error @ GatewayError::TooSmall { .. } => fail(12, field, error.to_string()),
         GatewayError::Open { source: OpenError::Storage(_), .. }
         | GatewayError::Journal(_)
         | GatewayError::Unopened { .. } => fail(96, "--data", error.to_string()),
         error => fail(97, field, error.to_string()),
     }
+}
+
+/// What helps against a refusal of the chain: which flag it is about, and what to do.
+fn creation_remedy<'a>(field: &'a str, error: &ChainError) -> (&'a str, &'static str) {
+    let ChainError::Refused { codespace, code, log } = error else { return (field, "") };
+    match (codespace.as_str(), *code) {
+        // Too few owners for the group.
+        ("escrow", 5) => (
+            "--slots",
+            "; from 4 slots on one owner holds at most a third of them, so a group needs more hosts: start more, or give \
+             --slots a smaller number",
+        ),
+        _ if log.contains("account") && log.contains("not found") => {
+            ("--from", "; it has no coins: send it some, and start again")
+        }
+        _ => (field, ""),
+    }
+}
+
+/// A file of a flag that cannot be read.
+pub(super) fn unreadable(flag: &str, path: &Path, error: &std::io::Error) -> anyhow::Error {
+    fail(21, flag, format!("{}: {error}; check the path and its permissions", path.display()))
 }
 
 /// The token in a file, without white space around it.

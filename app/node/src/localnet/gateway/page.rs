@@ -51,7 +51,7 @@ fn meaning(state: HostState) -> &'static str {
         HostState::Teaching => "is taught",
         HostState::Verifying => "is asked for proof",
         HostState::GaveUp => "given up",
-        HostState::Stopped => "session over",
+        HostState::Stopped => "withheld, session over",
         HostState::Down => "process down",
     }
 }
@@ -193,7 +193,6 @@ fn table(out: &mut String, report: &Report<'_>, board: &Board) {
          <th>withheld, s</th><th>passes</th><th>ghosts</th><th>earned</th></tr>\n",
     );
     for (host, row) in report.outcome.hosts.iter().zip(&board.hosts) {
-        let state = row.stretches.last().map_or(HostState::Serving, |stretch| stretch.state);
         let counters = &row.counters;
         push(
             out,
@@ -201,7 +200,7 @@ fn table(out: &mut String, report: &Report<'_>, board: &Board) {
                 "<tr><td class=\"l\">{}</td><td class=\"l\">{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>\
                  <td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>\n",
                 escape(&host.name),
-                if host.flagged { format!("flagged: {}", meaning(state)) } else { "serving".into() },
+                if host.flagged { "withheld" } else { "serving" },
                 thousands(host.completed),
                 thousands(host.missed),
                 thousands(host.repair_attempts),
@@ -217,6 +216,18 @@ fn table(out: &mut String, report: &Report<'_>, board: &Board) {
     out.push_str("</table></div>\n</section>\n");
 }
 
+/// A change in plain words; what has none stands as it is.
+fn gloss(what: &str) -> &str {
+    match what {
+        "escrow_participant_state_blocked" => "its state is another: it gets no more requests (escrow_participant_state_blocked)",
+        "escrow_participant_state_repair_started" => "its repair begins (escrow_participant_state_repair_started)",
+        "escrow_participant_state_repair_attempt" => "it is taught and asked for proof (escrow_participant_state_repair_attempt)",
+        "escrow_participant_state_unblocked" => "it proved that it holds our state: it gets requests again (escrow_participant_state_unblocked)",
+        "escrow_participant_state_repair_gave_up" => "its repair is given up: it is charged (escrow_participant_state_repair_gave_up)",
+        other => other,
+    }
+}
+
 fn events(out: &mut String, report: &Report<'_>, board: &Board) {
     out.push_str("<section>\n<h2>What happened</h2>\n<div class=\"wide\"><table class=\"dense\">\n");
     for change in report.changes.iter().take(LISTED) {
@@ -227,7 +238,7 @@ fn events(out: &mut String, report: &Report<'_>, board: &Board) {
                 "<tr><td>{} s</td><td class=\"l\">{}</td><td class=\"l w\">{}</td></tr>\n",
                 seconds(change.at_ms),
                 escape(host),
-                escape(&change.what),
+                escape(gloss(&change.what)),
             ),
         );
     }
@@ -331,6 +342,7 @@ mod tests {
         );
         let mut board = Board { hosts: vec![row, evil], ..Board::default() };
         board.change(12, Some(1), "<script>");
+        board.change(13, Some(1), "escrow_participant_state_unblocked");
         let coins = Coins {
             conserved: true,
             settled: true,
@@ -358,7 +370,14 @@ mod tests {
         assert!(picture.contains("class=\"s-teaching\" x=\"630\" y=\"99\" width=\"2\""), "{picture}");
         let page = page(&report, &board, &picture);
         for part in
-            ["host0", "&lt;b&gt;", "&lt;script&gt;", "503 no_available_host", "computes another state"]
+            [
+                "host0",
+                "&lt;b&gt;",
+                "&lt;script&gt;",
+                "503 no_available_host",
+                "computes another state",
+                "it gets requests again (escrow_participant_state_unblocked)",
+            ]
         {
             assert!(page.contains(part), "{part}");
         }
