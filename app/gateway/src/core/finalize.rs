@@ -248,11 +248,6 @@ impl GatewayCore {
         self.kept.get(&nonce).is_some_and(|signed| signed.contains_key(participant))
     }
 
-    /// Slots of those who signed at `nonce`.
-    pub(super) fn signed_weight(&self, nonce: u64) -> u64 {
-        self.kept.get(&nonce).into_iter().flatten().map(|(p, _)| self.terms.weight(p)).sum()
-    }
-
     /// Who keeps the session from being paid, why, and what helps: one line for each.
     fn say_missing(&mut self, nonce: u64, have: u64, missing: &[Address]) {
         for participant in missing {
