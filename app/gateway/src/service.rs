@@ -94,11 +94,10 @@ impl Operators {
     }
 
     fn address(&self, text: &str) -> Result<Address, Status> {
-        Address::parse(text, &self.gateway.0.hrp)
-            .map_err(|error| {
-                let remedy = "give the host's address, as `holdfastd gateway escrows` shows it";
-                Status::invalid_argument(format!("participant: {error}; {remedy}"))
-            })
+        Address::parse(text, &self.gateway.0.hrp).map_err(|error| {
+            let remedy = "give the host's address, as `holdfastd gateway escrows` shows it";
+            Status::invalid_argument(format!("participant: {error}; {remedy}"))
+        })
     }
 
     /// Whether the caller is an operator.
@@ -156,8 +155,12 @@ impl Operators {
         match blocking(&self.gateway.0, move |inner| inner.journal.escrow(id)).await {
             Ok(Some(entry)) => {
                 let text = match entry.shown(id).phase.as_str() {
-                    "not_opened" => format!("not_opened: escrow {id} could not be opened here; the log says why"),
-                    phase => format!("escrow_ended: the session of escrow {id} is over ({phase}): nothing is left to do"),
+                    "not_opened" => {
+                        format!("not_opened: escrow {id} could not be opened here; the log says why")
+                    }
+                    phase => format!(
+                        "escrow_ended: the session of escrow {id} is over ({phase}): nothing is left to do"
+                    ),
                 };
                 Status::failed_precondition(text)
             }
@@ -214,7 +217,9 @@ fn what_follows(session: &pb::EscrowSession, drain_ms: u64) -> String {
              chain pays",
             drain_ms.div_ceil(1000)
         ),
-        "finalizing" => format!("the last nonces are written, then {need} of {slots} slots sign, and the chain pays"),
+        "finalizing" => {
+            format!("the last nonces are written, then {need} of {slots} slots sign, and the chain pays")
+        }
         "frozen" if session.signatures_have < session.signatures_need => {
             let missing = session.participants.iter().filter(|row| !row.signed).map(|row| {
                 let why = match (row.flagged, row.reachable) {

@@ -253,7 +253,10 @@ impl GatewayCore {
         for participant in missing {
             let Some(member) = self.members.get(participant) else { continue };
             let (why, remedy) = if self.flagged(participant) {
-                ("flagged", "\"its state is another: stop it, empty its --sessions folder, start it: it is taught and signs\"")
+                (
+                    "flagged",
+                    "\"its state is another: stop it, empty its --sessions folder, start it: it is taught and signs\"",
+                )
             } else if member.limiter.is_open(self.now.mono_ms) {
                 ("not_reached", "\"start it, or mend the way to it\"")
             } else {

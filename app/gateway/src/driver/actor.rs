@@ -371,7 +371,8 @@ impl Actor {
         if let (ESCROW_SIGNATURE_MISSING, Some(address)) = (stage, &line.participant) {
             // What the core does not know: where the host is, and when coins come without it.
             let (reach, expires_at) = (self.inner.hosts.reach(address), self.session.row.expires_at);
-            let _ = write!(fields, " url={} cause={:?} dispute_from_block={expires_at}", reach.url, reach.cause);
+            let _ =
+                write!(fields, " url={} cause={:?} dispute_from_block={expires_at}", reach.url, reach.cause);
         }
         match line.alarm {
             true => tracing::warn!(escrow, participant, "{stage} {fields}"),

@@ -33,7 +33,11 @@ impl Gateway {
         let tokens = SMALLEST_TOKENS.min(inner.settings.offer.context_length);
         let smallest = prices.token_price.saturating_mul(tokens.into()).saturating_add(prices.fee_per_nonce);
         if new.amount < prices.create_fee.saturating_add(smallest) {
-            return Err(GatewayError::TooSmall { amount: new.amount, create_fee: prices.create_fee, smallest });
+            return Err(GatewayError::TooSmall {
+                amount: new.amount,
+                create_fee: prices.create_fee,
+                smallest,
+            });
         }
         self.create(new, None).await
     }

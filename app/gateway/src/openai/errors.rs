@@ -131,7 +131,9 @@ impl ApiError {
 
     pub(crate) fn model_not_found(model: &str) -> Self {
         let model = cut(model);
-        let message = format!("no open escrow here is for a model `{model}`; GET /v1/models lists those that are served");
+        let message = format!(
+            "no open escrow here is for a model `{model}`; GET /v1/models lists those that are served"
+        );
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", "model_not_found", message)
             .with_param("model")
     }

@@ -2,6 +2,7 @@
 
 mod api_keys;
 mod operate;
+mod refusals;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -34,6 +35,7 @@ use super::keys::{Keyring, PrefixArgs};
 use super::output::{Format, Io};
 use super::{start, values, wiring};
 use crate::solo::Signals;
+use refusals::{creation_remedy, unreadable};
 
 /// Between two tidyings of histograms.
 const TIDY: Duration = Duration::from_secs(5);
@@ -501,28 +503,6 @@ fn gateway_failure(hrp: &Hrp, field: &str, error: GatewayError) -> anyhow::Error
         | GatewayError::Unopened { .. } => fail(96, "--data", error.to_string()),
         error => fail(97, field, error.to_string()),
     }
-}
-
-/// What helps against a refusal of the chain: which flag it is about, and what to do.
-fn creation_remedy<'a>(field: &'a str, error: &ChainError) -> (&'a str, &'static str) {
-    let ChainError::Refused { codespace, code, log } = error else { return (field, "") };
-    match (codespace.as_str(), *code) {
-        // Too few owners for the group.
-        ("escrow", 5) => (
-            "--slots",
-            "; from 4 slots on one owner holds at most a third of them, so a group needs more hosts: start more, or give \
-             --slots a smaller number",
-        ),
-        _ if log.contains("account") && log.contains("not found") => {
-            ("--from", "; it has no coins: send it some, and start again")
-        }
-        _ => (field, ""),
-    }
-}
-
-/// A file of a flag that cannot be read.
-pub(super) fn unreadable(flag: &str, path: &Path, error: &std::io::Error) -> anyhow::Error {
-    fail(21, flag, format!("{}: {error}; check the path and its permissions", path.display()))
 }
 
 /// The token in a file, without white space around it.

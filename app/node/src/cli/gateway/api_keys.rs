@@ -39,8 +39,7 @@ struct Row {
 
 /// The keys of the file; at least one.
 pub(super) fn read(path: &Path) -> Result<Vec<KeyConfig>> {
-    let text =
-        std::fs::read_to_string(path).map_err(|e| super::unreadable("--api-keys", path, &e))?;
+    let text = std::fs::read_to_string(path).map_err(|e| super::unreadable("--api-keys", path, &e))?;
     parse(&text).map_err(|problem| fail(12, "--api-keys", format!("{}: {problem}", path.display())))
 }
 

@@ -219,11 +219,21 @@ fn table(out: &mut String, report: &Report<'_>, board: &Board) {
 /// A change in plain words; what has none stands as it is.
 fn gloss(what: &str) -> &str {
     match what {
-        "escrow_participant_state_blocked" => "its state is another: it gets no more requests (escrow_participant_state_blocked)",
-        "escrow_participant_state_repair_started" => "its repair begins (escrow_participant_state_repair_started)",
-        "escrow_participant_state_repair_attempt" => "it is taught and asked for proof (escrow_participant_state_repair_attempt)",
-        "escrow_participant_state_unblocked" => "it proved that it holds our state: it gets requests again (escrow_participant_state_unblocked)",
-        "escrow_participant_state_repair_gave_up" => "its repair is given up: it is charged (escrow_participant_state_repair_gave_up)",
+        "escrow_participant_state_blocked" => {
+            "its state is another: it gets no more requests (escrow_participant_state_blocked)"
+        }
+        "escrow_participant_state_repair_started" => {
+            "its repair begins (escrow_participant_state_repair_started)"
+        }
+        "escrow_participant_state_repair_attempt" => {
+            "it is taught and asked for proof (escrow_participant_state_repair_attempt)"
+        }
+        "escrow_participant_state_unblocked" => {
+            "it proved that it holds our state: it gets requests again (escrow_participant_state_unblocked)"
+        }
+        "escrow_participant_state_repair_gave_up" => {
+            "its repair is given up: it is charged (escrow_participant_state_repair_gave_up)"
+        }
         other => other,
     }
 }
@@ -293,7 +303,8 @@ pub(super) fn page(report: &Report<'_>, board: &Board, picture: &str) -> String 
         &mut out,
         format_args!(
             "<p>The escrow held {} base units: {} went to hosts, {} are fees, {} went back. Balances of the chain say \
-             the same: <b>{}</b>.</p>\n</section>\n<section>\n<h2>Time line</h2>\n<figure class=\"wide\">{picture}</figure>\n\
+             the same: <b>{}</b>.</p>\n</section>\n<section>\n<h2>Time line</h2>\n<p>An attempt to teach a host and to \
+             ask it for proof takes milliseconds: a thin line.</p>\n<figure class=\"wide\">{picture}</figure>\n\
              </section>\n",
             escape(&coins.amount),
             escape(&coins.paid),
@@ -369,16 +380,14 @@ mod tests {
         // Half of the run lies in the middle of the plot; a stretch without length is still seen.
         assert!(picture.contains("class=\"s-teaching\" x=\"630\" y=\"99\" width=\"2\""), "{picture}");
         let page = page(&report, &board, &picture);
-        for part in
-            [
-                "host0",
-                "&lt;b&gt;",
-                "&lt;script&gt;",
-                "503 no_available_host",
-                "computes another state",
-                "it gets requests again (escrow_participant_state_unblocked)",
-            ]
-        {
+        for part in [
+            "host0",
+            "&lt;b&gt;",
+            "&lt;script&gt;",
+            "503 no_available_host",
+            "computes another state",
+            "it gets requests again (escrow_participant_state_unblocked)",
+        ] {
             assert!(page.contains(part), "{part}");
         }
         assert!(!page.contains("<script"));
