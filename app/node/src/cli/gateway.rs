@@ -216,9 +216,6 @@ async fn serve(args: &RunArgs, io: &mut Io<'_>) -> Result<()> {
     let journal = Arc::new(Journal::reopening(open_journal).map_err(|e| journal_failure(&data, &e))?);
     let strays = strays(args, &data, &journal)?;
     let connections = connections();
-    if keys.is_empty() {
-        tracing::warn!("gateway_api_open: without --api-keys whoever reaches --http spends the escrows");
-    }
 
     let http = TcpListener::bind(args.http).await.map_err(|e| in_use("--http", args.http, &e))?;
     let grpc = TcpListener::bind(args.grpc).await.map_err(|e| in_use("--grpc", args.grpc, &e))?;
@@ -249,6 +246,9 @@ async fn serve(args: &RunArgs, io: &mut Io<'_>) -> Result<()> {
     if let Err(error) = opened {
         gateway.stop().await;
         return Err(error);
+    }
+    if keys.is_empty() {
+        tracing::warn!("gateway_api_open: without --api-keys whoever reaches --http spends the escrows");
     }
     gateway.begin();
 
