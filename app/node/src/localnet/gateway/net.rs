@@ -255,8 +255,12 @@ impl<'a> Net<'a> {
         let chain = Payer::connect(&chain_grpc, plan.key.clone()).await?;
         let until = Instant::now() + BEGIN;
         let before = loop {
-            // Before its first block the chain has no state to ask.
-            match self.balances(&chain).await {
+            // Before its first block the chain has no state to ask, or only that of its genesis and no height.
+            let looked = async {
+                chain.height().await?;
+                self.balances(&chain).await
+            };
+            match looked.await {
                 Ok(before) => break before,
                 Err(error) if Instant::now() > until => return Err(error.context("the chain does not begin")),
                 Err(_) => tokio::time::sleep(LOOK).await,
