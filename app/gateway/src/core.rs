@@ -43,7 +43,7 @@ use std::sync::Arc;
 
 use holdfast_escrow::divergence::DivergenceFlag;
 use holdfast_escrow::repair::RepairConfig;
-use holdfast_escrow::session::{FrozenConfig, Signature, State, Tx};
+use holdfast_escrow::session::{FrozenConfig, Recovered, Signature, State};
 use holdfast_types::Address;
 
 pub use api::{
@@ -78,6 +78,7 @@ enum Purpose {
     Census { about: Address, nonce: u64 },
     Above,
     Below,
+    Held,
 }
 
 /// One escrow session of a gateway: its only sequencer.
@@ -104,7 +105,7 @@ pub struct GatewayCore {
     withdrawn: BTreeMap<u64, cancel::Withdrawn>,
     dues: BTreeMap<u64, timeouts::Due>,
     /// Timeouts with enough votes, and since when.
-    ripe: BTreeMap<u64, (Tx, u64)>,
+    ripe: BTreeMap<u64, (Recovered, u64)>,
     /// Verified signatures by nonce, for settlement.
     kept: BTreeMap<u64, BTreeMap<Address, Signature>>,
     calls: BTreeMap<CallId, (Address, Purpose)>,
@@ -236,6 +237,7 @@ impl GatewayCore {
             Purpose::Refused { nonce } => self.refused_further(p, nonce, call_id, only!(GetSignatures)),
             Purpose::Above => self.above_reply(p, only!(GetDiffs)),
             Purpose::Below => self.below_reply(p, only!(GetDiffs)),
+            Purpose::Held => self.held_reply(p, only!(GetDiffs)),
         }
     }
 
@@ -250,6 +252,7 @@ impl GatewayCore {
         self.run_doubts();
         if self.corrupt.is_none() {
             self.run_timeouts();
+            self.run_listening();
             self.run_repairs();
             self.pick_all();
             self.run_checkpoint();
@@ -295,7 +298,10 @@ impl GatewayCore {
         let failed = self.ledger.failed.then(|| self.now.mono_ms.saturating_add(1_000));
         let settle = (self.now.mono_ms < self.settle_until_ms).then_some(self.settle_until_ms);
         let work = (self.corrupt.is_none())
-            .then(|| [self.timeouts_at(), self.repairs_at(), self.flush_at().filter(|_| self.may_flush())])
+            .then(|| {
+                let flush = self.flush_at().filter(|_| self.may_flush());
+                [self.timeouts_at(), self.listening_at(), self.repairs_at(), flush]
+            })
             .into_iter()
             .flatten()
             .flatten();

@@ -24,6 +24,21 @@ use crate::process::{self, Running, built, until};
 /// Limit of whatever needs some blocks; the machine may be busy.
 const BLOCKS: Duration = Duration::from_secs(180);
 const CHAIN: &str = "holdfast-local-1";
+/// Outcomes that the breaker of genesis waits for before it judges by their rate.
+const SAMPLES: i64 = 1_000;
+/// What the network is made of.
+const NETWORK: [&str; 10] = [
+    "--validators",
+    "4",
+    "--voting-period",
+    "15",
+    "--snapshot-interval",
+    "10",
+    "--timeout-commit",
+    "200",
+    "--key-seed",
+    "7",
+];
 /// The governance account under the prefix `hold`.
 const GOV: &str = "hold10d07y265gmmuvt4z0w9aw880jnsr700j20qjjm";
 
@@ -99,8 +114,31 @@ impl Network {
     fn start() -> Self {
         let dir = tempfile::tempdir().expect("a temporary folder");
         let mut network = Self { dir, base: free_ports(), supervisor: None };
+        let (path, base) = (network.path().display().to_string(), network.base.to_string());
+        let made = ["testnet", "--output", &path, "--base-port", &base];
+        process::holdfast(&[&made[..], &NETWORK].concat()).ok();
+        (0..4).for_each(|n| network.patient(n));
         network.run(&process::holdfastd(), &[]);
         network
+    }
+
+    /// Genesis of a node with a breaker that waits for more outcomes than there will be: kills and a busy machine cost the
+    /// load answers, and how many is not for this test to foresee. And with one that holds nobody in.
+    fn patient(&self, n: usize) {
+        let path = self.node(n).join("config/genesis.json");
+        let text = std::fs::read_to_string(&path).expect("genesis");
+        let mut genesis: Value = serde_json::from_str(&text).expect("JSON");
+        let validation = &mut genesis["app_state"]["inference"]["params"]["validation"];
+        for (field, value) in [
+            ("health_cb_min_samples", json!(SAMPLES.to_string())),
+            ("health_cb_consecutive_misses", json!(0)),
+            ("health_cb_max_excluded_weight_pct", json!(100)),
+        ] {
+            let set = &mut validation[field];
+            assert!(!set.is_null(), "{field} is not in {}", path.display());
+            *set = value;
+        }
+        std::fs::write(&path, genesis.to_string()).expect("genesis");
     }
 
     fn path(&self) -> PathBuf {
@@ -123,9 +161,6 @@ impl Network {
     fn run(&mut self, program: &Path, more: &[&str]) {
         let mut command = Command::new(program);
         command.arg("localnet").arg(self.path());
-        let base = self.base.to_string();
-        let network = ["--validators", "4", "--voting-period", "15", "--snapshot-interval", "10"];
-        command.args(network).args(["--timeout-commit", "200", "--key-seed", "7", "--base-port", &base]);
         command.args(more).env("HOLDFASTD_COMETBFT", cometbft()).env("NO_COLOR", "1");
         self.supervisor = Some(Running::start(&mut command));
     }
@@ -532,8 +567,8 @@ fn four_validators_go_through_kills_votes_proofs_and_an_upgrade_with_one_state()
     ];
     process::holdfast(&words).refused(1, &["gov 12", "health_cb_min_samples"]);
 
-    // One failure among many answers is nothing before the vote. After it any miss is too much: the executor is out with
-    // the first outcome that is judged under the new rule, in one block on every node.
+    // No failure is too much before the vote. After it any miss is: the executor is out with the first outcome that is judged
+    // under the new rule, in one block on every node.
     let failed = network.fail_once("before-the-vote", 2);
     let decided = network.pass(1, &change(1));
     assert!(failed <= decided);
@@ -548,7 +583,7 @@ fn four_validators_go_through_kills_votes_proofs_and_an_upgrade_with_one_state()
     assert!(after > decided, "excluded at {after}, decided at {decided}");
     for n in 0..4 {
         reach(network.rpc(n), after + 2);
-        assert_eq!(network.min_samples(n, decided - 1), 4, "node{n}");
+        assert_eq!(network.min_samples(n, decided - 1), SAMPLES, "node{n}");
         assert_eq!(network.min_samples(n, decided), 1, "node{n}");
         assert!(!out(n, after - 1) && out(n, after), "node{n}: not in block {after}");
     }
@@ -563,8 +598,9 @@ fn four_validators_go_through_kills_votes_proofs_and_an_upgrade_with_one_state()
     let nobody = network.address("gateway0");
     assert_eq!(proven(network.rpc(0), &entry_key("model-a", &nobody), after, &app_hash_after), None);
 
-    // The upgrade: decided by vote, early binaries refused, a halt, other binaries, on.
-    let at = (height(network.rpc(0)) + 35).max(least_blocks());
+    // The upgrade: decided by vote, early binaries refused, a halt, other binaries, on. A vote takes about as many blocks as
+    // the last one, however fast this machine makes them.
+    let at = (height(network.rpc(0)) + (decided - failed) + 15).max(least_blocks());
     let plan = json!([{
         "@type": "/cosmos.upgrade.v1beta1.MsgSoftwareUpgrade",
         "authority": GOV,

@@ -155,7 +155,7 @@ impl GatewayCore {
         applied: &pb::Applied,
     ) -> (RepairEvent, Option<Evidence>) {
         let offered: Vec<Vec<u8>> =
-            applied.stale.iter().chain(&applied.pending).take(super::pending::MAX_PENDING).cloned().collect();
+            applied.stale.iter().chain(&applied.pending).take(super::pending::OFFERED_MAX).cloned().collect();
         if let Some(worker) = self.workers.get_mut(participant) {
             worker.offered = offered;
         }
@@ -193,7 +193,7 @@ impl GatewayCore {
         participant: &Address,
         reply: &pb::GetSignaturesResponse,
     ) -> (RepairEvent, Option<Evidence>) {
-        let stale: Vec<Vec<u8>> = reply.stale.iter().take(super::pending::MAX_PENDING).cloned().collect();
+        let stale: Vec<Vec<u8>> = reply.stale.iter().take(super::pending::OFFERED_MAX).cloned().collect();
         if let Some(worker) = self.workers.get_mut(participant) {
             worker.offered.extend(stale);
         }

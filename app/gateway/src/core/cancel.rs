@@ -9,7 +9,7 @@ use holdfast_types::Address;
 use super::api::{CallError, ClientEvent, Effect, HostCall, Lane, RequestError, RequestId};
 use super::members::Then;
 use super::queue::Asking;
-use super::store::DUES;
+use super::store::{DUES, StartKind};
 use super::{GatewayCore, Purpose};
 
 /// Tries of one CancelInference.
@@ -204,6 +204,19 @@ impl GatewayCore {
         }
     }
 
+    /// Our store is an older one: what we cancelled since then is not in it. Of what was open in it, hosts are believed that we
+    /// did; each is asked once more before anybody votes on it.
+    pub(super) fn distrust_cancellations(&mut self) {
+        let escrow = self.terms.escrow_id;
+        for (id, due) in &mut self.dues {
+            let sent = due.row.kind == StartKind::Sent && !self.flights.contains_key(id);
+            if sent && !due.row.cancelled {
+                due.row.cancelled = true;
+                self.ledger.set(&DUES, &(escrow, *id), &due.row);
+            }
+        }
+    }
+
     /// What was cancelled, of everybody (after a restart) or of `only`, and of which no word stands in the log.
     pub(super) fn resume_withdrawn(&mut self, only: Option<&Address>) {
         let at_ms = Some(self.now.mono_ms);
@@ -248,7 +261,8 @@ impl GatewayCore {
         }
     }
 
-    fn end_spoken(&self, id: u64) -> bool {
+    /// Whether the executor's word on the end of `id` waits for a diff.
+    pub(super) fn end_spoken(&self, id: u64) -> bool {
         self.pending.has(&TxKey::Finish(id)) || self.pending.has(&TxKey::Error(id))
     }
 
@@ -294,10 +308,10 @@ impl GatewayCore {
         }
         match result {
             Ok(reply) => {
-                for tx in reply.pending.iter().take(super::pending::MAX_PENDING) {
+                for tx in reply.pending.iter().take(super::pending::OFFERED_MAX) {
                     self.intake(tx);
                 }
-                let word = self.pending.get(&holdfast_escrow::session::TxKey::Error(nonce)).cloned();
+                let word = self.pending.get(&TxKey::Error(nonce)).map(|waiting| waiting.tx().clone());
                 if let Some(Tx::ReportError { input_tokens, output_tokens, .. }) = word {
                     // The executor's word ends the record; its stream has nothing more to say.
                     let call = self.flights.get(&nonce).and_then(|flight| flight.call);

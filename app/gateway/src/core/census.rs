@@ -16,7 +16,7 @@ use super::{GatewayCore, Purpose};
 /// Diffs that one look replays.
 const REPLAY_STEP: u64 = 100;
 /// Between two questions for our root while we doubt ourselves.
-const ASK_MS: u64 = 5_000;
+const ASK_MS: u64 = 1_000;
 /// How long a claim about a longer log of ours may hold the sequencer.
 const ABOVE_MS: u64 = 2_000;
 /// Between two such claims of one participant.
@@ -110,7 +110,7 @@ impl GatewayCore {
             Ok(HostReply::GetSignatures(reply)) => (reply.nonce, reply.root, reply.state_signature),
             Ok(HostReply::Teach(reply)) => {
                 let applied = reply.applied.unwrap_or_default();
-                for tx in applied.pending.iter().take(super::pending::MAX_PENDING) {
+                for tx in applied.pending.iter().take(super::pending::OFFERED_MAX) {
                     self.intake(tx);
                 }
                 (applied.nonce, applied.root, applied.state_signature)
@@ -207,6 +207,10 @@ impl GatewayCore {
         );
         if verdict == SelfVerdict::Suspect {
             self.raise_suspicion("census");
+            // Two logs of ours would explain it.
+            for (participant, mismatch) in taken.held {
+                self.ask_held(&participant, mismatch.nonce);
+            }
         } else {
             for (participant, mismatch) in taken.held {
                 self.trip(&participant, &mismatch);
@@ -411,6 +415,7 @@ impl GatewayCore {
             let fields = vec![("diffs", taken.to_string()), ("tip", self.state.nonce().to_string())];
             self.log("escrow_tail_recovered", true, Some(*participant), fields);
             self.above_until_ms = Some(self.now.mono_ms.saturating_add(ABOVE_MS));
+            self.distrust_cancellations();
             self.ask_above(participant);
         } else if !self.calls.values().any(|(_, purpose)| *purpose == Purpose::Above) {
             // Hosts hold logs of different length: the longest one counts.

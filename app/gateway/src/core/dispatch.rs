@@ -192,7 +192,8 @@ impl GatewayCore {
 
     /// Whether this finish came before, by a list of what is pending, and waits or stands in the log.
     fn finish_known(&self, nonce: u64, bytes: &[u8]) -> bool {
-        let waits = self.pending.get(&TxKey::Finish(nonce)).is_some_and(|tx| tx.to_bytes() == bytes);
+        let waits =
+            self.pending.get(&TxKey::Finish(nonce)).is_some_and(|waiting| waiting.tx().to_bytes() == bytes);
         let stands = || match self.state.record(nonce) {
             Some(record) => record.status == InferenceStatus::Finished,
             // Folded: it has an end.

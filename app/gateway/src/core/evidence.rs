@@ -5,8 +5,9 @@ use holdfast_escrow::session::{Diff, Hash, Signature, digest, recover};
 use holdfast_proto::holdfast::host::v1 as pb;
 use holdfast_types::Address;
 
-use super::GatewayCore;
+use super::api::{CallError, HostCall, Lane};
 use super::store::DIFFS;
+use super::{GatewayCore, Purpose};
 
 /// A participant's signature over a root that is not ours, at a nonce that we hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,6 +79,30 @@ impl GatewayCore {
             generation: 0,
             at_ms: 0,
         })
+    }
+
+    /// A host signs another root at a nonce that it has applied: does it hold our diff there? A DiffFork says so only when it
+    /// is taught beyond what it shares with us.
+    pub(super) fn ask_held(&mut self, participant: &Address, nonce: u64) {
+        let known = |(of, purpose): &(Address, Purpose)| of == participant && *purpose == Purpose::Held;
+        if self.own_forked(participant) || self.calls.values().any(known) {
+            return;
+        }
+        let request = pb::GetDiffsRequest { escrow_id: self.terms.escrow_id, from: nonce, max: 1 };
+        self.call(participant, HostCall::GetDiffs(request), self.cfg.ask_ms, Lane::Free, Purpose::Held);
+    }
+
+    /// The answer to [`GatewayCore::ask_held`]. Only another diff with our signature says anything.
+    pub(super) fn held_reply(
+        &mut self,
+        participant: &Address,
+        result: Result<pb::GetDiffsResponse, CallError>,
+    ) {
+        let diffs = result.map(|reply| reply.diffs).unwrap_or_default();
+        let held = diffs.first().and_then(|bytes| Diff::from_bytes(bytes).ok());
+        if let Some(evidence) = held.and_then(|diff| self.own_fork_by(&diff)) {
+            self.own_fork(participant, evidence);
+        }
     }
 
     /// The evidence, if a DiffFork error shows two signatures of ours over different diffs at one nonce.

@@ -75,9 +75,6 @@ impl GatewayCore {
                 }
                 self.fail_queue(RequestError::EscrowExhausted);
                 self.stop_repairs();
-                if self.closing.collect.is_none() {
-                    self.collect_for_dispute(self.state.clone());
-                }
             }
             ChainNews::Settled => {
                 self.meta.settled = true;
@@ -117,6 +114,13 @@ impl GatewayCore {
         if self.staged.is_some() || self.stopping || self.settling_in() {
             return;
         }
+        if self.corrupt.is_none() && self.meta.expired && self.closing.collect.is_none() {
+            // What hosts have told us belongs into what is paid.
+            if self.pending.len() > 0 && self.may_flush() {
+                drop(self.advance(Step::Pass));
+            }
+            self.collect_for_dispute(self.state.clone());
+        }
         if self.corrupt.is_none() && !self.meta.expired && !self.suspected() {
             if self.state.phase() == Phase::Active
                 && !self.meta.closing
@@ -151,9 +155,11 @@ impl GatewayCore {
     fn drain(&mut self) {
         let now = self.now.mono_ms;
         let since = *self.closing.since_ms.get_or_insert(now);
-        let busy = !self.flights.is_empty() || self.votes_pending() || !self.ripe.is_empty();
-        // A finish that waits is published by a flush before the end.
-        let busy = busy || self.pending.len() > 0 && !self.state.must_finalize() && !self.broke();
+        // What waits is published by a flush before the end; when none can follow, FinalizeRound and the diffs after it,
+        // which cost nothing, carry it.
+        let flushes = !self.state.must_finalize() && !self.broke();
+        let waits = self.pending.len() > 0 || !self.ripe.is_empty();
+        let busy = !self.flights.is_empty() || self.votes_pending() || waits && flushes;
         if busy && now < since.saturating_add(self.cfg.drain_ms) {
             return;
         }
@@ -359,7 +365,7 @@ impl GatewayCore {
                 {
                     self.suspect_withheld(participant, reply.nonce);
                 }
-                for tx in reply.stale.iter().take(super::pending::MAX_PENDING) {
+                for tx in reply.stale.iter().take(super::pending::OFFERED_MAX) {
                     self.intake(tx);
                 }
                 // It is behind what we thought: the next round teaches it.

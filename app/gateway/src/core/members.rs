@@ -209,7 +209,7 @@ impl GatewayCore {
                 // Replies of concurrent calls overtake each other: an older one moves nothing back.
                 let cursor = self.members.get(participant).map_or(0, |member| member.cursor);
                 self.set_cursor(participant, cursor.max(*nonce));
-                for tx in applied.pending.iter().chain(&applied.stale).take(super::pending::MAX_PENDING) {
+                for tx in applied.pending.iter().chain(&applied.stale).take(super::pending::OFFERED_MAX) {
                     self.intake(tx);
                 }
             }

@@ -1,18 +1,21 @@
-//! Transactions of hosts that wait for a diff. Each was verified against our state before it came here.
+//! Transactions of hosts that wait for a diff. Each was verified against our state before it came here, and brings the
+//! signers that were recovered for that: the diff that takes it checks every rule again, and computes no signer twice.
 
 use std::collections::BTreeMap;
 
-use holdfast_escrow::session::{Tx, TxKey};
+use holdfast_escrow::session::{Recovered, Tx, TxKey};
 
 /// Most that wait: one receipt, finish and error for every live record, and some bindings.
 pub(super) const MAX_PENDING: usize = 4096;
+/// Transactions taken from one reply of a host: each costs a signature check. Hosts list no more, waiting and stale.
+pub(super) const OFFERED_MAX: usize = 2 * holdfast_host::session::PENDING_LISTED;
 /// Most in one diff: room is left for timeouts and a Start.
 pub(super) const MAX_IN_DIFF: usize = 200;
 
 /// One of them.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(super) struct Waiting {
-    pub(super) tx: Tx,
+    pub(super) tx: Recovered,
     /// Row of the store.
     pub(super) number: u64,
     /// When it came, on the monotonic clock of this process.
@@ -20,7 +23,7 @@ pub(super) struct Waiting {
 }
 
 /// All of them, by what they say.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Pending {
     by_key: BTreeMap<TxKey, Waiting>,
     next: u64,
@@ -28,8 +31,8 @@ pub(super) struct Pending {
 
 impl Pending {
     /// Takes `tx`; the row number to store it under, `None` when something says the same or the room is used up.
-    pub(super) fn insert(&mut self, tx: Tx, since_ms: u64) -> Option<u64> {
-        let key = tx.key();
+    pub(super) fn insert(&mut self, tx: Recovered, since_ms: u64) -> Option<u64> {
+        let key = tx.tx().key();
         if self.by_key.contains_key(&key) || self.by_key.len() >= MAX_PENDING {
             return None;
         }
@@ -39,10 +42,10 @@ impl Pending {
         Some(number)
     }
 
-    /// Puts back a row of the store.
+    /// Puts back a row of the store. Bytes on a disk prove nothing: its signer is recovered anew.
     pub(super) fn restore(&mut self, number: u64, tx: Tx, since_ms: u64) {
         self.next = self.next.max(number.wrapping_add(1));
-        self.by_key.insert(tx.key(), Waiting { tx, number, since_ms });
+        self.by_key.insert(tx.key(), Waiting { tx: tx.into(), number, since_ms });
     }
 
     /// Forgets what says this; its row number.
@@ -54,7 +57,7 @@ impl Pending {
         self.by_key.contains_key(key)
     }
 
-    pub(super) fn get(&self, key: &TxKey) -> Option<&Tx> {
+    pub(super) fn get(&self, key: &TxKey) -> Option<&Recovered> {
         self.by_key.get(key).map(|waiting| &waiting.tx)
     }
 
@@ -64,7 +67,7 @@ impl Pending {
     }
 
     /// What the next diff takes: the oldest.
-    pub(super) fn batch(&self) -> Vec<Tx> {
+    pub(super) fn batch(&self) -> Vec<Recovered> {
         let mut all: Vec<&Waiting> = self.by_key.values().collect();
         all.sort_by_key(|waiting| waiting.number);
         all.into_iter().take(MAX_IN_DIFF).map(|waiting| waiting.tx.clone()).collect()
@@ -86,7 +89,7 @@ impl Pending {
 
     /// Transactions by key, for comparisons and the status.
     pub(super) fn txs(&self) -> impl Iterator<Item = &Tx> {
-        self.by_key.values().map(|waiting| &waiting.tx)
+        self.by_key.values().map(|waiting| waiting.tx.tx())
     }
 }
 
@@ -98,10 +101,11 @@ mod tests {
     fn one_of_a_kind_waits_and_the_oldest_go_first() {
         let error = |id| Tx::ReportError { id, kind: 1, input_tokens: 0, output_tokens: 0, sig: [0; 65] };
         let mut pending = Pending::default();
-        assert_eq!(pending.insert(error(9), 10), Some(0));
-        assert_eq!(pending.insert(error(2), 20), Some(1));
-        assert_eq!(pending.insert(error(9), 30), None);
-        assert_eq!(pending.batch(), vec![error(9), error(2)]);
+        assert_eq!(pending.insert(error(9).into(), 10), Some(0));
+        assert_eq!(pending.insert(error(2).into(), 20), Some(1));
+        assert_eq!(pending.insert(error(9).into(), 30), None);
+        let batch: Vec<Tx> = pending.batch().iter().map(|waiting| waiting.tx().clone()).collect();
+        assert_eq!(batch, vec![error(9), error(2)]);
         assert_eq!(pending.oldest_ms(), Some(10));
         assert!(pending.speaks_of(2) && !pending.speaks_of(3));
         assert_eq!(pending.remove(&TxKey::Error(9)), Some(0));

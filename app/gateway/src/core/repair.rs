@@ -100,6 +100,7 @@ impl GatewayCore {
         let brought = Brought { evidence: Some(evidence) };
         self.repair_event(participant, RepairEvent::OwnFork { nonce }, brought);
         self.take_all_back(participant);
+        self.distrust_cancellations();
     }
 
     /// A dispatch from before the flag ended without success. Its due row stands; nothing else follows.
@@ -112,6 +113,9 @@ impl GatewayCore {
 
     /// One event of one repair, and all that follows from it.
     pub(super) fn repair_event(&mut self, participant: &Address, event: RepairEvent, brought: Brought) {
+        if let Some(evidence) = brought.evidence.as_ref().filter(|shown| shown.kind == EvidenceKind::State) {
+            self.ask_held(participant, evidence.nonce);
+        }
         let mut next = Some((event, brought));
         for _ in 0..MAX_CHAIN {
             let Some((event, brought)) = next.take() else { return };
@@ -245,7 +249,7 @@ impl GatewayCore {
                         .get_mut(participant)
                         .map(|w| std::mem::take(&mut w.offered))
                         .unwrap_or_default();
-                    for tx in offered.iter().take(super::pending::MAX_PENDING) {
+                    for tx in offered.iter().take(super::pending::OFFERED_MAX) {
                         self.intake(tx);
                     }
                 }

@@ -3,7 +3,10 @@
 //! A failed commit may or may not have reached the disk. So the signed bytes stay staged, nothing else is signed for
 //! that nonce, and only the same bytes are tried again; until then the session is as it was.
 
-use holdfast_escrow::session::{ApplyError, Diff, Phase, State, Tx, TxKey, apply, check_tx, compose};
+use holdfast_escrow::session::{
+    ApplyError, Diff, Phase, Recovered, State, Tx, TxKey, apply, compose_recovered,
+};
+use holdfast_host::session::AHEAD_S;
 use holdfast_store::{BranchKv, KvRead, StoreError, WriteSet};
 use sha2::{Digest, Sha256};
 
@@ -87,17 +90,19 @@ impl GatewayCore {
         };
         let timeouts = self.ripe_timeouts();
         let mut txs = timeouts.clone();
-        txs.extend(own.clone());
-        let composed = match compose(&self.state, self.pending.batch(), txs) {
+        txs.extend(own.clone().map(Recovered::from));
+        let composed = match compose_recovered(&self.state, self.pending.batch(), txs) {
             Ok(composed) => Ok(composed),
             // A timeout that the state does not take is dropped, and its votes are asked for again.
             Err(_) if !timeouts.is_empty() => {
-                for tx in &timeouts {
-                    if check_tx(&self.state, tx).is_err() {
-                        self.timeout_refused(tx);
+                for timeout in timeouts {
+                    let id = timeout.tx().inference_id();
+                    if timeout.check(&self.state, None).is_err() {
+                        self.timeout_refused(id);
                     }
                 }
-                compose(&self.state, self.pending.batch(), own.into_iter().collect())
+                let own = own.map(Recovered::from).into_iter().collect();
+                compose_recovered(&self.state, self.pending.batch(), own)
             }
             Err(error) => Err(error),
         };
@@ -144,8 +149,9 @@ impl GatewayCore {
         }
         let (state, _) = apply(&self.state, &diff).map_err(|error| error.to_string())?;
         let start = diff.start().map(|_| (StartKind::Sent, None));
+        // Whether we cancelled it is lost too. Nobody waits for it, so its host is believed that we did, and asked to end it.
         let due =
-            start.as_ref().map(|(kind, _)| DueRow { kind: *kind, cancelled: false, rounds: 0, reason: 0 });
+            start.as_ref().map(|(kind, _)| DueRow { kind: *kind, cancelled: true, rounds: 0, reason: 0 });
         let gone = diff.txs.iter().map(Tx::key).collect();
         let rows = WriteSet::new();
         let mut staged = Staged { diff, state, rows, gone, ended: Vec::new(), start, due, retry_at_ms: 0 };
@@ -282,10 +288,15 @@ impl GatewayCore {
                 return false;
             }
         }
-        let fits = check_tx(&self.state, &tx).is_ok() || self.fits_after_receipt(&tx);
-        if !fits {
+        if let Tx::ConfirmStart { confirmed_at, .. } = &tx
+            && *confirmed_at > self.now.unix_s().saturating_add(AHEAD_S)
+        {
+            // It would never be late.
             return false;
         }
+        // A finish or error may need the receipt that waits beside it.
+        let receipt = tx.inference_id().and_then(|id| self.pending.get(&TxKey::Confirm(id)));
+        let Ok(tx) = Recovered::from(tx).check(&self.state, receipt) else { return false };
         let since = self.now.mono_ms;
         match self.pending.insert(tx, since) {
             Some(number) => {
@@ -296,23 +307,13 @@ impl GatewayCore {
         }
     }
 
-    /// A finish or error whose receipt waits beside it.
-    fn fits_after_receipt(&self, tx: &Tx) -> bool {
-        let Some(receipt) = tx.inference_id().and_then(|id| self.pending.get(&TxKey::Confirm(id))) else {
-            return false;
-        };
-        let reserve = self.state.must_finalize().then_some(Tx::FinalizeRound);
-        compose(&self.state, vec![receipt.clone(), tx.clone()], reserve.into_iter().collect())
-            .is_ok_and(|composed| !composed.dropped.iter().any(|(dropped, _)| dropped.key() == tx.key()))
-    }
-
     /// Whether the balance does not cover another diff.
     pub(super) fn broke(&self) -> bool {
         self.state.phase() == Phase::Active && self.state.balance() < self.terms.fee_per_nonce
     }
 
     /// Timeouts with enough votes, at most a few; none of an inference that somebody just spoke of.
-    fn ripe_timeouts(&self) -> Vec<Tx> {
+    fn ripe_timeouts(&self) -> Vec<Recovered> {
         self.ripe
             .iter()
             .filter(|(id, _)| !self.pending.speaks_of(**id))

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use holdfast_escrow::session::{
-    InferenceStatus, Phase, REASON_EXECUTION, REASON_REFUSED, Signature, Tx, Vote, check_tx, digest, recover,
+    InferenceStatus, Phase, REASON_EXECUTION, REASON_REFUSED, Recovered, Signature, Signers, Tx, Vote, digest,
 };
 use holdfast_proto::holdfast::host::v1 as pb;
 use holdfast_types::Address;
@@ -33,6 +33,7 @@ pub(super) struct Round {
     /// Asked.
     out: BTreeSet<Address>,
     yes: BTreeMap<Address, Vote>,
+    signers: Signers,
     no: u32,
     errors: u32,
 }
@@ -46,11 +47,13 @@ pub(super) struct Due {
     pub(super) not_before_ms: u64,
     /// Its host was asked to take it back, for the round that comes.
     pub(super) reminded: bool,
+    /// When its host is asked for its end, and how long that wait was; `None` = it was not asked for yet.
+    pub(super) listen: Option<(u64, u64)>,
 }
 
 impl Due {
     pub(super) fn new(row: DueRow) -> Self {
-        Self { row, round: None, not_before_ms: 0, reminded: false }
+        Self { row, round: None, not_before_ms: 0, reminded: false, listen: None }
     }
 }
 
@@ -94,14 +97,17 @@ impl GatewayCore {
 
     /// Whether the votes of this reason are used up and the drain decides, or there is nothing to vote on: a host that holds
     /// another diff of ours is not late by its fault.
-    fn exhausted(&self, id: u64, due: &Due) -> bool {
+    pub(super) fn exhausted(&self, id: u64, due: &Due) -> bool {
         self.terms.executor_of(id).is_some_and(|executor| self.own_forked(&executor))
             || due.row.rounds >= ROUNDS && self.late_at(id).is_none_or(|(reason, _)| reason == due.row.reason)
     }
 
-    /// Whether votes may still end an open record: finalization waits for these.
+    /// Whether votes may still end an open record: finalization waits for these. What has its end and waits for a diff needs
+    /// no more of them.
     pub(super) fn votes_pending(&self) -> bool {
-        self.dues.iter().any(|(id, due)| !self.exhausted(*id, due))
+        let voted = |id| self.ripe.contains_key(&id) && !self.pending.speaks_of(id);
+        let ends = |id: &u64| self.end_spoken(*id) || voted(*id);
+        self.dues.iter().any(|(id, due)| !self.exhausted(*id, due) && !ends(id))
     }
 
     /// Begins rounds that are due, and ends rounds that took too long.
@@ -239,10 +245,14 @@ impl GatewayCore {
                     self.intake(tx);
                 }
                 self.stop_challenged(id);
-                let vote = self.verified_vote(voter, id, reason, &reply);
+                let mut signers = Signers::default();
+                let vote = self.verified_vote(voter, id, reason, &reply, &mut signers);
                 if let Some(round) = self.dues.get_mut(&id).and_then(|due| due.round.as_mut()) {
                     match vote {
-                        Some(vote) => drop(round.yes.insert(*voter, vote)),
+                        Some(vote) => {
+                            round.signers.extend(signers);
+                            round.yes.insert(*voter, vote);
+                        }
                         None if reply.accept => round.errors += 1,
                         None => round.no += 1,
                     }
@@ -282,12 +292,13 @@ impl GatewayCore {
         id: u64,
         reason: u8,
         reply: &pb::VoteTimeoutResponse,
+        signers: &mut Signers,
     ) -> Option<Vote> {
         let voter_slot = u8::try_from(reply.voter_slot).ok()?;
         let sig = Signature::try_from(reply.signature.as_slice()).ok()?;
         let signed =
             digest::vote(&self.terms.chain_id, self.terms.escrow_id, id, reason, voter_slot, reply.accept);
-        let signer = recover(&signed, &sig).ok()?;
+        let signer = signers.recover(&signed, &sig)?;
         let counts = reply.accept
             && self.terms.owner_of(voter_slot) == Some(*voter)
             && self.state.authorised(voter_slot, &signer);
@@ -301,7 +312,9 @@ impl GatewayCore {
         votes.sort_by_key(|vote| vote.voter_slot);
         let tx = Tx::TimeoutInference { id, reason: round.reason, votes };
         // The state machine is the only judge of weight.
-        if !round.yes.is_empty() && check_tx(&self.state, &tx).is_ok() {
+        if !round.yes.is_empty()
+            && let Ok(tx) = Recovered::new(tx, round.signers.clone()).check(&self.state, None)
+        {
             let now = self.now.mono_ms;
             self.ripe.insert(id, (tx, now));
             if let Some(due) = self.dues.get_mut(&id) {
@@ -362,8 +375,8 @@ impl GatewayCore {
     }
 
     /// The state did not take the timeout: its votes are void.
-    pub(super) fn timeout_refused(&mut self, tx: &Tx) {
-        let Some(id) = tx.inference_id() else { return };
+    pub(super) fn timeout_refused(&mut self, id: Option<u64>) {
+        let Some(id) = id else { return };
         self.ripe.remove(&id);
         let at = self.now.mono_ms.saturating_add(SETTLE_MS);
         if let Some(due) = self.dues.get_mut(&id) {

@@ -73,6 +73,7 @@ struct Shared {
     chain_id: String,
     owner: Address,
     boot_id: String,
+    mute: bool,
     key: SecretKey,
     runner: RunnerHandle,
     codec: Arc<dyn TextCodec>,
@@ -104,6 +105,7 @@ impl Sessions {
     ) -> Self {
         let about = core.config();
         let (chain_id, owner, boot_id) = (about.chain_id.clone(), about.owner, about.boot_id.clone());
+        let mute = about.mute;
         let (runner, codec) = admission.parts();
         let shared = Shared {
             config,
@@ -111,6 +113,7 @@ impl Sessions {
             chain_id,
             owner,
             boot_id,
+            mute,
             key,
             runner,
             codec,
@@ -221,6 +224,10 @@ impl Sessions {
     ) -> Result<pb::GetSignaturesResponse, Status> {
         let (metadata, _, request) = call.into_parts();
         let caller = self.caller(&metadata, request.escrow_id, "GetSignatures", &request)?;
+        if self.shared.mute && request.challenge.is_some() {
+            // Until the caller has waited long enough.
+            return std::future::pending().await;
+        }
         self.core(move |core| core.get_signatures(&request, caller)).await
     }
 

@@ -79,6 +79,7 @@ struct World {
     db: MemDb,
     escrows: Arc<MemoryEscrows>,
     step_ms: u64,
+    mute: bool,
 }
 
 /// A process of the host.
@@ -91,7 +92,7 @@ struct Process {
 impl World {
     fn new(name: &'static str, escrows: &Arc<MemoryEscrows>) -> Self {
         let (ledger, db) = (MemoryDisk::new(), MemDb::new());
-        Self { name, ledger, db, escrows: escrows.clone(), step_ms: 0 }
+        Self { name, ledger, db, escrows: escrows.clone(), step_ms: 0, mute: false }
     }
 
     async fn start(&self) -> Process {
@@ -119,7 +120,8 @@ impl World {
         let codec: Arc<dyn TextCodec> = Arc::new(ByteCodec);
         let admission = RunnerAdmission::new(runner.clone(), codec.clone(), 256);
         let (key, owner) = (key(self.name), addr(self.name));
-        let config = CoreConfig { allow_reset: true, ..CoreConfig::new(CHAIN, owner, "boot-1") };
+        let config =
+            CoreConfig { allow_reset: true, mute: self.mute, ..CoreConfig::new(CHAIN, owner, "boot-1") };
         let core = HostCore::open(
             Box::new(self.db.clone()),
             key.clone(),
@@ -281,6 +283,20 @@ async fn an_inference_is_taken_streamed_and_finished_and_its_transactions_go_int
     assert!(process.runner.unsubmitted().await.unwrap().is_empty());
     let draining = process.infer(&gateway, 1).await;
     assert!(draining.is_ok(), "what ran is still given");
+}
+
+#[tokio::test]
+async fn a_mute_host_lets_whoever_challenges_it_wait_and_answers_all_else() {
+    let world = World { mute: true, ..World::new("host-1", &chain()) };
+    let process = world.start().await;
+    let ask = |challenge: Option<pb::Challenge>| {
+        let request = pb::GetSignaturesRequest { escrow_id: ESCROW, nonce: 0, challenge };
+        process.host.get_signatures(as_gateway("GetSignatures", request))
+    };
+    assert_eq!(ask(None).await.unwrap().into_inner().state_signature.len(), 65);
+    let challenge = pb::Challenge { generation: 1, challenge: vec![7; 32] };
+    assert!(timeout(Duration::from_millis(200), ask(Some(challenge))).await.is_err());
+    assert_eq!(ask(None).await.unwrap().into_inner().have_nonce, 0);
 }
 
 #[tokio::test]

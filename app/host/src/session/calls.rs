@@ -159,6 +159,7 @@ impl HostCore {
         escrow_id: u64,
         challenge: Option<(u64, Hash)>,
     ) -> Result<pb::Applied, pb::EscrowError> {
+        let challenge = challenge.filter(|_| !self.config.mute);
         let withhold = self.withholds(escrow_id);
         let replica = self.replica(escrow_id)?;
         let (nonce, root) = (replica.state.nonce(), replica.root());

@@ -47,7 +47,7 @@ use replica::Replica;
 use rows::{JOBS, Presence, SESSIONS, SessionRow};
 use rules::Rules;
 
-pub use vote::{VoteStep, VoteTicket};
+pub use vote::{AHEAD_S, VoteStep, VoteTicket};
 pub use work::{CancelStep, ChallengeStep, InferStep, JobEnd, StartJob};
 
 /// Diffs of one call.
@@ -82,6 +82,8 @@ pub struct CoreConfig {
     pub bytes_max: u64,
     /// Most waiting transactions of a session.
     pub pending_max: usize,
+    /// A drill: challenges are not answered, neither in a reply to Teach nor at all.
+    pub mute: bool,
 }
 
 impl CoreConfig {
@@ -98,6 +100,7 @@ impl CoreConfig {
             sessions_max: 64,
             bytes_max: 4 << 30,
             pending_max: 4_096,
+            mute: false,
         }
     }
 }

@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use holdfast_escrow::session::{
-    ApplyError, Diff, Hash, InferenceStatus, MAX_DIFF_BYTES, Phase, State, Tx, TxKey, digest, recover,
+    ApplyError, Diff, Hash, InferenceStatus, MAX_DIFF_BYTES, Phase, State, Tx, TxKey, check_tx, digest,
+    recover,
 };
 use holdfast_proto::holdfast::host::v1 as pb;
 use holdfast_store::{BranchKv, KvRead, WriteSet};
 
-use super::rows::{LOG, LogRow, PENDING, PendingRow, SNAPSHOTS, SnapshotRow};
+use super::rows::{JOBS, LOG, LogRow, PENDING, PendingRow, SNAPSHOTS, SnapshotRow};
 use super::rules::{Place, Via};
 use super::{DIFFS_MAX, HostCore, PENDING_LISTED, SNAPSHOT_EVERY, errors};
 
@@ -200,10 +201,44 @@ impl HostCore {
         let key = (config.escrow_id, diff.nonce);
         let row = LogRow { diff: bytes.to_vec(), digest: diff_digest, root };
         LOG.set(branch, &key, &row)
+            .and_then(|()| forget_others(branch, replica, diff.nonce))
             .and_then(|()| replica.prune(branch, &diff))
             .and_then(|()| snapshot(branch, &replica.state))
             .map_err(|error| errors::store(&error))
     }
+}
+
+/// What was taught again after a reset may be another log than the one that was dropped: a gateway whose store was an older
+/// one signs its nonces anew. What this host did about another inference of the same number is no word about this one: it
+/// could never go into a diff, so it must not be missed there, nor stand before this one.
+fn forget_others(
+    branch: &mut BranchKv<'_>,
+    replica: &mut Replica,
+    id: u64,
+) -> Result<(), holdfast_store::StoreError> {
+    let escrow_id = replica.escrow_id();
+    let job = if replica.resets > 0 { JOBS.get(branch, &(escrow_id, id))? } else { None };
+    let Some(job) = job else { return Ok(()) };
+    let same = match (replica.state.record(id), Tx::from_bytes(&job.receipt)) {
+        (None, _) => false,
+        // The receipt's signature is over the whole Start.
+        (Some(_), Ok(receipt)) => check_tx(&replica.state, &receipt).is_ok(),
+        (Some(record), Err(_)) => {
+            (job.prompt_hash, job.limits) == (record.prompt_hash, (record.input_limit, record.output_limit))
+        }
+    };
+    if same {
+        return Ok(());
+    }
+    JOBS.remove(branch, &(escrow_id, id))?;
+    replica.running.remove(&id);
+    for key in [TxKey::Confirm(id), TxKey::Finish(id), TxKey::Error(id)] {
+        replica.learned.remove(&key);
+        if let Some((number, _)) = replica.pending.remove(&key) {
+            PENDING.remove(branch, &(escrow_id, number))?;
+        }
+    }
+    Ok(())
 }
 
 /// A diff at or below the replica's nonce: the one that was applied is passed over, another one is a fork.

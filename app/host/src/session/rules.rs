@@ -118,7 +118,7 @@ impl Rules for Lie {
 }
 
 /// A fault of a host for drills: `fork@nonceK`, `restart-empty@nonceK` (the same rules; whoever ordered it restarts the
-/// process with an empty store), `lie@nonceK`, `slow@MS`.
+/// process with an empty store), `lie@nonceK`, `slow@MS`, `mute`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Drill {
     /// [`Fork`] at this nonce.
@@ -127,6 +127,8 @@ pub enum Drill {
     Lie(u64),
     /// Each call takes so many milliseconds more.
     Slow(u64),
+    /// No challenge of a repair is answered, so that the repair stays at its last step.
+    Mute,
 }
 
 impl Drill {
@@ -136,7 +138,7 @@ impl Drill {
         match self {
             Self::Fork(at) => Box::new(Fork::new(at)),
             Self::Lie(from) => Box::new(Lie { from }),
-            Self::Slow(_) => Box::new(Honest),
+            Self::Slow(_) | Self::Mute => Box::new(Honest),
         }
     }
 
@@ -145,7 +147,7 @@ impl Drill {
     pub const fn delay_ms(self) -> u64 {
         match self {
             Self::Slow(ms) => ms,
-            Self::Fork(_) | Self::Lie(_) => 0,
+            Self::Fork(_) | Self::Lie(_) | Self::Mute => 0,
         }
     }
 }
@@ -154,7 +156,10 @@ impl FromStr for Drill {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wanted = "write fork@nonceK, restart-empty@nonceK, lie@nonceK or slow@MS";
+        if text == "mute" {
+            return Ok(Self::Mute);
+        }
+        let wanted = "write fork@nonceK, restart-empty@nonceK, lie@nonceK, slow@MS or mute";
         let (name, number) = text.split_once('@').ok_or(wanted)?;
         let number = if name == "slow" { Some(number) } else { number.strip_prefix("nonce") };
         let number: u64 = number.and_then(|number| number.parse().ok()).filter(|n| *n > 0).ok_or(wanted)?;

@@ -25,7 +25,7 @@ use crate::body::BODY_MAX;
 const LEARNED_MAX: usize = 256;
 /// How much later than the question a receipt may be, seconds: ten for the answer, and the clocks differ as those of signed
 /// calls may.
-const AHEAD_S: u64 = 10 + auth::WINDOW_MS / 1_000;
+pub const AHEAD_S: u64 = 10 + auth::WINDOW_MS / 1_000;
 
 /// What VoteTimeout leads to.
 #[derive(Debug, Clone, PartialEq)]

@@ -111,6 +111,9 @@ impl HostCore {
         let (stage, stop) = self.stage(*escrow_id, &request.diffs, Via::Infer)?;
         let taken = self.take(stage, stop, *id, body, unix_s)?;
         let (job, start) = match taken {
+            Taken::Before(job) if job.prompt_hash != Hash::from(Sha256::digest(body)) => {
+                return Err(wrong_body());
+            }
             Taken::Before(job) => (job, None),
             Taken::Now(job, start) => (job, Some(start)),
         };
@@ -119,7 +122,8 @@ impl HostCore {
         Ok(InferStep { applied, receipt: job.receipt, start, ended })
     }
 
-    /// Host to host: takes the work of a Start now. What was withdrawn before it was taken comes with the gateway's word.
+    /// Host to host: takes the work of a Start now. Of work that it has, it tells whatever the body: a gateway that lost the
+    /// bodies, or sends others, must not have it found late. What was withdrawn before it was taken comes with the gateway's word.
     ///
     /// # Errors
     /// As Infer; Policy unless a host of the group asks. A body that no host can serve is refused like at Infer: nothing is
@@ -185,10 +189,9 @@ impl HostCore {
             return Err(errors::behind(state.nonce()));
         }
         let prompt_hash: Hash = Sha256::digest(body).into();
-        let wrong_body = || errors::policy("the body is not the one whose SHA-256 was started");
         let before = JOBS.get(read(self.db.as_ref()), &(escrow_id, id));
         if let Some(job) = before.map_err(|error| errors::store(&error))? {
-            return if job.prompt_hash == prompt_hash { Ok(Taken::Before(job)) } else { Err(wrong_body()) };
+            return Ok(Taken::Before(job));
         }
         let Some(record) = state.record(id) else {
             return Err(errors::bad_tx(format!("inference {id} is not live")));
@@ -373,6 +376,10 @@ impl HostCore {
         self.commit(stage.writes, stage.replica)?;
         Ok(CancelStep { reply: reply(CancelState::Cancelled, job.output_tokens, self)?, stop: !untaken })
     }
+}
+
+fn wrong_body() -> pb::EscrowError {
+    errors::policy("the body is not the one whose SHA-256 was started")
 }
 
 /// What is kept of a Start, before this host signs anything about it.

@@ -87,7 +87,7 @@ pub(crate) struct HostArgs {
     /// Sign states even while the gateway leaves this host's transactions out
     #[arg(long, env = "HOLDFASTD_NO_WITHHOLD")]
     no_withhold: bool,
-    /// Go wrong on purpose: fork@nonceK, restart-empty@nonceK, lie@nonceK or slow@MS
+    /// Go wrong on purpose: fork@nonceK, restart-empty@nonceK, lie@nonceK, slow@MS or mute
     #[arg(long, env = "HOLDFASTD_HOST_DRILL", value_name = "SPEC", hide = true)]
     drill: Option<Drill>,
     #[command(flatten)]

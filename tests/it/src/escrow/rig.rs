@@ -56,8 +56,18 @@ impl Rig {
     pub(super) async fn start(args: &[&str]) -> Self {
         let dir = tempfile::tempdir().expect("a folder");
         let home = dir.path().join("net").display().to_string();
-        let fixed =
-            ["localnet", "--gateway", "--requests", "0", "--workers", "0", "--headless", "--home", &home];
+        let fixed = [
+            "localnet",
+            "--gateway",
+            "--requests",
+            "0",
+            "--workers",
+            "0",
+            "--headless",
+            "--home",
+            &home,
+            "--host-arg=--log-level=info,holdfast_host=debug",
+        ];
         let mut running = Running::start(&mut command(&[&fixed[..], args].concat()));
         until(2 * SHORT, "the gateway serves", || {
             assert!(running.runs(), "localnet ended: {}", running.err());
@@ -118,9 +128,21 @@ impl Rig {
         assert!(status.success(), "{name}: {script}: {status}");
     }
 
-    /// Kills a process as a crash would, and waits until the network has started it again.
+    /// Sends a signal to the network itself, which keeps its processes.
+    pub(super) fn signal_network(&self, signal: &str) {
+        self.running.signal(signal);
+    }
+
+    /// How often a host has told the gateway that it started.
+    fn announcements(&self, name: &str) -> usize {
+        let log = self.dir.path().join("net").join(format!("{name}.log"));
+        std::fs::read_to_string(log).unwrap_or_default().matches(": announced escrow=").count()
+    }
+
+    /// Kills a process as a crash would, and waits until the network has started it again: a gateway has its session, and a
+    /// host has told the gateway.
     pub(super) async fn kill(&self, name: &str) {
-        let before = self.pid(name);
+        let (before, told) = (self.pid(name), self.announcements(name));
         self.signal(name, "KILL");
         self.eventually(&format!("{name} is back"), SHORT, async || {
             let now = self.pid(name);
@@ -128,9 +150,9 @@ impl Rig {
                 return None;
             }
             match name {
-                // The session is there again.
                 "gateway" => self.try_session().await.ok().map(|_| ()),
-                _ => Some(()),
+                "chain" => Some(()),
+                _ => (self.announcements(name) > told).then_some(()),
             }
         })
         .await;
@@ -204,6 +226,70 @@ impl Rig {
         self.eventually(what, SHORT, async || self.flag(name).await.filter(|flag| is(flag))).await
     }
 
+    /// The flag of a host that goes wrong, once clients have made it.
+    pub(super) async fn flagged(&self, name: &str) -> pb::DivergenceFlag {
+        self.eventually(&format!("{name} is flagged"), SHORT, async || {
+            self.served().await;
+            self.flag(name).await
+        })
+        .await
+    }
+
+    /// The flag once its repair is in a state of an attempt. No backoff is waited for.
+    pub(super) async fn flag_in(&self, name: &str, phase: pb::RepairPhase) -> pb::DivergenceFlag {
+        self.eventually(&format!("the repair of {name} is {}", phase.as_str_name()), SHORT, async || {
+            let flag = self.flag(name).await.expect("flagged");
+            if flag.phase() == phase {
+                return Some(flag);
+            }
+            if flag.phase() == pb::RepairPhase::Waiting {
+                self.force_teach(name).await;
+            }
+            None
+        })
+        .await
+    }
+
+    /// The flag once the attempt that ran, or one after it, has ended without success.
+    pub(super) async fn waits_after(&self, name: &str, held: &pb::DivergenceFlag) -> pb::DivergenceFlag {
+        self.flag_when(name, "the attempt is over", |now| {
+            now.phase() == pb::RepairPhase::Waiting && now.attempt > held.attempt
+        })
+        .await
+    }
+
+    /// Waits until a host has lost its flag, but for no backoff. All that the gateway told about its flags until then, from
+    /// its first day on: the stage, and the flag at it.
+    pub(super) async fn restored(&self, name: &str) -> Vec<(String, pb::DivergenceFlag)> {
+        self.eventually(&format!("{name} is restored"), SHORT, async || match self.flag(name).await {
+            Some(flag) => {
+                if flag.phase() == pb::RepairPhase::Waiting {
+                    self.force_teach(name).await;
+                }
+                None
+            }
+            None => Some(()),
+        })
+        .await;
+        let (address, mut told) = (self.address(name), Vec::new());
+        let request = pb::WatchDivergenceRequest { from_seq: 0 };
+        let changes = self.gateway.clone().watch_divergence(request).await.expect("WatchDivergence");
+        let mut changes = changes.into_inner();
+        loop {
+            let change = tokio::time::timeout(ANSWER, changes.message()).await.expect("a change in time");
+            let change = change.expect("readable").expect("it goes on");
+            let flag = change.flag.expect("a flag");
+            if flag.participant != address {
+                continue;
+            }
+            let last = change.stage == "escrow_participant_state_unblocked";
+            told.push((change.stage, flag));
+            if last {
+                return told;
+            }
+        }
+    }
+
     fn with_token<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
         let value = format!("Bearer {}", self.token).parse().expect("ASCII");
@@ -211,15 +297,18 @@ impl Rig {
         request
     }
 
-    pub(super) async fn force_teach(&self, name: &str) -> pb::DivergenceFlag {
+    /// Makes the next attempt due; nothing if one runs already, or none is needed any more.
+    pub(super) async fn force_teach(&self, name: &str) {
         let request = pb::ForceTeachRequest {
             escrow_id: self.escrow_id,
             participant: self.address(name),
             operator: "test".into(),
             reason: "a test".into(),
         };
-        let answer = self.gateway.clone().force_teach(self.with_token(request)).await.expect("ForceTeach");
-        answer.into_inner().flag.expect("a flag")
+        match self.gateway.clone().force_teach(self.with_token(request)).await {
+            Ok(_) => {}
+            Err(status) => assert_eq!(status.code(), Code::FailedPrecondition, "ForceTeach: {status}"),
+        }
     }
 
     fn give_up_request(&self, name: &str) -> pb::GiveUpRequest {
@@ -275,6 +364,10 @@ impl Rig {
 
     /// Begins a streamed chat, reads its first tokens and leaves.
     pub(super) async fn leave(&self, max_tokens: u32) {
+        tokio::time::timeout(ANSWER, self.first_tokens(max_tokens)).await.expect("its first tokens in time");
+    }
+
+    async fn first_tokens(&self, max_tokens: u32) {
         let body = json!({
             "model": self.model,
             "messages": [{ "role": "user", "content": "Count to a thousand." }],

@@ -7,7 +7,7 @@ use holdfast_gateway::core::{RepairView, Verb};
 use holdfast_types::Address;
 
 use super::schedule::{Fate, Heal, Store, Work};
-use super::watch::{Check, Law, breach};
+use super::watch::{Check, Law, breach, own_fork};
 use super::world::{Over, World};
 
 const MINUTE: u64 = 60_000;
@@ -34,7 +34,13 @@ impl World<'_> {
     /// Weight of those who compute what we compute.
     fn honest_weight(&self) -> u64 {
         let honest = self.nodes.iter().filter(|node| !node.member.wrong_terms && node.mask.fork.is_none());
+        let honest = honest.filter(|node| !self.own_fork(&node.member.address));
         honest.map(|node| self.cast.terms.weight(&node.member.address)).sum()
+    }
+
+    /// Whether it is flagged for a diff of ours that our log does not hold.
+    fn own_fork(&self, address: &Address) -> bool {
+        self.watch.flags.get(address).is_some_and(own_fork)
     }
 
     fn quorum_is_honest(&self) -> bool {
@@ -43,7 +49,10 @@ impl World<'_> {
 
     fn hopeless(&self, host: usize) -> bool {
         let node = &self.nodes[host];
-        node.member.wrong_terms || node.mask.fork.is_some_and(|fork| fork.heal == Heal::Never)
+        let reset = self.cast.gateway.allow_reset && node.member.consent;
+        node.member.wrong_terms
+            || node.mask.fork.is_some_and(|fork| fork.heal == Heal::Never)
+            || self.own_fork(&node.member.address) && !reset
     }
 
     /// A look at the run every few seconds, once the faults have stopped.
@@ -65,6 +74,8 @@ impl World<'_> {
         if age_ms > 15 * MINUTE && !self.calm.second_heal && !self.calm.believe_healed {
             // Reset did not come about: its operator takes the disk away.
             self.calm.second_heal = true;
+            // Whoever is sound only from now on has its turn within the longest backoff: the settlement waits for that.
+            self.calm.finalized_ms = 0;
             self.heal(|heal| heal != Heal::Never);
         }
         if age_ms > (16 + 5 * self.calm.forced) * MINUTE {
@@ -72,7 +83,7 @@ impl World<'_> {
             self.force_the_rest()?;
         }
         self.watch.overdue(self.now_ms(), 5 * MINUTE)?;
-        if self.calm.finalized || self.phase().is_none_or(|phase| phase != Phase::Active) {
+        if self.calm.finalized || self.expired() || self.phase().is_none_or(|phase| phase != Phase::Active) {
             return self.wait_for_settlement();
         }
         if let Err(breach) = self.settled_repairs() {

@@ -132,6 +132,11 @@ impl Mask {
     /// Lies about a sound answer.
     fn twist(&self, answer: &mut Answer, face: &Face<'_>, rng: &mut Rng, now_ms: u64) {
         let has = |mood| self.in_mood(now_ms, mood);
+        if has(Mood::Terse)
+            && let Answer::Reply(HostReply::Teach(pb::TeachResponse { applied: Some(applied) })) = answer
+        {
+            applied.verification = None;
+        }
         if let Some(signed) = Signed::of(answer) {
             let Signed { nonce, root, signature, fresh, withheld } = signed;
             if has(Mood::Withholds) {

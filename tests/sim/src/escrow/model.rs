@@ -336,9 +336,21 @@ impl ModelHost {
     ) -> Result<pb::CancelInferenceResponse, pb::EscrowError> {
         use pb::cancel_inference_response::State as Stand;
         let id = request.inference_id;
-        let known = self.session()?.work.get(&id).map(|work| (work.running, work.delivered));
+        let (me, session) = (self.me, self.session_mut()?);
+        if !session.work.contains_key(&id)
+            && let Some(record) = session.state.record(id)
+            && record.status == InferenceStatus::Pending
+            && session.state.config().owner_of(record.executor_slot) == Some(me)
+        {
+            // A Start that it never took ends without tokens, and is not taken any more.
+            session.work.insert(id, Work { running: true, ..Work::default() });
+        }
+        let known = session.work.get(&id).map(|work| (work.running, work.delivered));
         let state = match known {
             None => Stand::Unspecified,
+            Some((false, _)) if session.work.get(&id).is_some_and(|work| work.cancel.is_some()) => {
+                Stand::Cancelled
+            }
             Some((false, _)) => Stand::Ended,
             Some((true, tokens)) => {
                 self.ended(0, id, &JobEnd::Failed { kind: KIND_CANCELLED, tokens });

@@ -113,8 +113,11 @@ pub(super) enum Mood {
     Stuck,
     /// It ends after the execution timeout.
     Late,
+    /// It proves nothing while it is taught: it has to be asked.
+    Terse,
 }
 
+/// Those that a fault draws from; `Terse` is drawn apart.
 const MOODS: [Mood; 12] = [
     Mood::Withholds,
     Mood::SignsOther,
@@ -199,6 +202,11 @@ pub(super) enum What {
     CommitFault { nth: u64, how: Commit, power_cut: bool, down_ms: u64 },
     /// Damage to the gateway's store, then a restart.
     Damage(Damage),
+    /// The gateway is started from an older copy of its store; of who holds more than that, the one that is furthest on is
+    /// cut off for `away_ms`.
+    Older { down_ms: u64, away_ms: u64 },
+    /// The chain takes the escrow as expired: only a dispute pays from here on.
+    Expires,
     /// The wall clock of the gateway jumps.
     GatewayClock { by_ms: i64 },
     /// The wall clock of a host jumps.
@@ -255,6 +263,20 @@ impl Schedule {
         }
         if rng.percent(15) {
             items.push(Item { at_ms: rng.unsigned(calm_ms / 2, calm_ms), what: What::Finalize });
+        }
+        // Apart from the faults above, so that the items of a seed stay what they were.
+        if rng.percent(8) {
+            let (down_ms, away_ms) = (rng.unsigned(100, 10_000), *rng.pick(&[0, 10_000, 60_000, 60_000]));
+            let at_ms = rng.unsigned(calm_ms / 4, calm_ms);
+            items.push(Item { at_ms, what: What::Older { down_ms, away_ms } });
+        }
+        if rng.percent(4) {
+            items.push(Item { at_ms: rng.unsigned(calm_ms / 2, calm_ms), what: What::Expires });
+        }
+        if rng.percent(8) {
+            let (host, for_ms) = (rng.below(hosts), rng.unsigned(500, calm_ms));
+            let what = What::Mood { host, mood: Mood::Terse, for_ms };
+            items.push(Item { at_ms: rng.unsigned(0, calm_ms), what });
         }
         Self { items, calm_ms }
     }
@@ -369,6 +391,11 @@ impl fmt::Display for Item {
                 "gateway: commit {nth} from now {how:?}, power cut {power_cut}, back after {down_ms} ms"
             ),
             What::Damage(what) => write!(f, "gateway: damaged on disk: {what:?}"),
+            What::Older { down_ms, away_ms } => write!(
+                f,
+                "gateway: started from an older copy after {down_ms} ms, the host that is furthest on is cut off for {away_ms} ms"
+            ),
+            What::Expires => write!(f, "chain: the escrow expires"),
             What::GatewayClock { by_ms } => write!(f, "gateway: wall clock {by_ms:+} ms"),
             What::HostClock { host, by_ms } => write!(f, "host{host}: wall clock {by_ms:+} ms"),
             What::Operator { host, verb } => write!(

@@ -27,6 +27,8 @@ pub struct Totals {
     pub restores: u64,
     /// Repairs given up.
     pub give_ups: u64,
+    /// Participants found to hold another diff that we signed.
+    pub own_forks: u64,
     /// Times a gateway opened its store after the first.
     pub gateway_starts: u64,
     /// Times a host's process began after the first.
@@ -39,6 +41,8 @@ pub struct Totals {
     pub missed: u64,
     /// Sessions settled.
     pub settled: u64,
+    /// Summaries for a dispute.
+    pub disputes: u64,
     /// Sessions that ended otherwise: no honest quorum, or the store was damaged.
     pub unsettled: u64,
     /// Calls and replies lost by lines.
@@ -57,7 +61,7 @@ impl Totals {
         }
     }
 
-    fn fields_mut(&mut self) -> [&mut u64; 21] {
+    fn fields_mut(&mut self) -> [&mut u64; 23] {
         [
             &mut self.requests,
             &mut self.completed,
@@ -70,12 +74,14 @@ impl Totals {
             &mut self.flags,
             &mut self.restores,
             &mut self.give_ups,
+            &mut self.own_forks,
             &mut self.gateway_starts,
             &mut self.host_starts,
             &mut self.self_suspects,
             &mut self.resets,
             &mut self.missed,
             &mut self.settled,
+            &mut self.disputes,
             &mut self.unsettled,
             &mut self.lost,
             &mut self.steps,
@@ -89,8 +95,8 @@ impl fmt::Display for Totals {
         write!(
             f,
             "{} requests ({} answered, {} failed), {} diffs ({} passes), {} dispatches, {} executions, {} flags, \
-             {} restored, {} given up, {} ghosts, {} timeouts, {} resets, {} self-suspicions, {} gateway restarts, \
-             {} host restarts, {} faults, {} messages lost, {} settled, {} not settled, {} steps",
+             {} restored, {} given up, {} forks of our own, {} ghosts, {} timeouts, {} resets, {} self-suspicions, {} gateway restarts, \
+             {} host restarts, {} faults, {} messages lost, {} settled, {} disputes, {} not settled, {} steps",
             self.requests,
             self.completed,
             self.failed,
@@ -101,6 +107,7 @@ impl fmt::Display for Totals {
             self.flags,
             self.restores,
             self.give_ups,
+            self.own_forks,
             self.ghosts,
             self.missed,
             self.resets,
@@ -110,6 +117,7 @@ impl fmt::Display for Totals {
             self.faults,
             self.lost,
             self.settled,
+            self.disputes,
             self.unsettled,
             self.steps
         )

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use holdfast_escrow::divergence::REASON_OWN_FORK;
 use holdfast_escrow::session::settle::{Mode, Settlement, verify};
 use holdfast_escrow::session::{Diff, FrozenConfig, Hash, HostStats, Signature, Tx, digest, recover};
 use holdfast_gateway::core::{CallError, CallId, ClientEvent, FlagView, HostCall, HostReply, RepairView};
@@ -13,6 +14,9 @@ use holdfast_types::Address;
 pub(super) use super::law::{Breach, Check, Law, breach};
 use super::ledger::{End, Ledger};
 use super::totals::Totals;
+
+mod ends;
+mod evidence;
 
 /// A diff that was seen.
 #[derive(Debug, Clone, Copy)]
@@ -40,7 +44,7 @@ enum Client {
     Lost,
 }
 
-/// A proof that came with the event of this step.
+/// A proof that came since the flags were looked at.
 #[derive(Debug, Clone, Copy)]
 struct Proof {
     participant: Address,
@@ -54,6 +58,10 @@ pub(super) struct Watch {
     terms: Arc<FrozenConfig>,
     pub(super) ledger: Ledger,
     pub(super) log: BTreeMap<u64, Logged>,
+    /// Diffs of ours that the log does not hold any more, by nonce: its store is an older one again.
+    lost: BTreeMap<u64, Vec<Logged>>,
+    /// Who has shown one of these.
+    forked: BTreeSet<Address>,
     pub(super) flags: BTreeMap<Address, FlagView>,
     asked: BTreeMap<CallId, Asked>,
     proofs: Vec<Proof>,
@@ -70,6 +78,14 @@ pub(super) struct Watch {
     pub(super) totals: Totals,
 }
 
+/// The books at one time, to stand beside a copy of the gateway's store.
+#[derive(Clone)]
+pub(super) struct Mark {
+    ledger: Ledger,
+    flags: BTreeMap<Address, FlagView>,
+    since_give_up: BTreeMap<Address, (u64, u64)>,
+}
+
 /// What the gateway's state says, to be compared with the books.
 pub(super) struct Books<'a> {
     pub(super) nonce: u64,
@@ -83,6 +99,11 @@ fn sig(bytes: &[u8]) -> Option<Signature> {
     bytes.try_into().ok()
 }
 
+/// Whether a participant is flagged for a fault of ours.
+pub(super) fn own_fork(flag: &FlagView) -> bool {
+    flag.reason == REASON_OWN_FORK
+}
+
 fn hash(bytes: &[u8]) -> Option<Hash> {
     bytes.try_into().ok()
 }
@@ -93,6 +114,8 @@ impl Watch {
             ledger: Ledger::new(&terms),
             terms,
             log: BTreeMap::new(),
+            lost: BTreeMap::new(),
+            forked: BTreeSet::new(),
             flags: BTreeMap::new(),
             asked: BTreeMap::new(),
             proofs: Vec::new(),
@@ -132,12 +155,23 @@ impl Watch {
         if recover(&digest, &diff.signature).ok() != Some(self.terms.gateway) {
             return breach(Law::NonceSignedOnce, format!("diff {} is not signed by the gateway", diff.nonce));
         }
+        // Taken back from a host: it was judged when it was made, beside the flags of that time.
+        let again = self.taken_back(diff.nonce, &digest);
         self.log.insert(diff.nonce, Logged { digest, root: diff.post_state_root });
-        self.totals.diffs += 1;
+        let charged = diff.txs.iter().filter(|tx| matches!(tx, Tx::TimeoutInference { .. }));
+        let charged = charged.filter_map(|tx| self.terms.executor_of(tx.inference_id()?));
+        if !again && charged.into_iter().any(|owner| flags.get(&owner).is_some_and(own_fork)) {
+            let text = format!("diff {} charges a host for a fork of our own", diff.nonce);
+            return breach(Law::NoChargeWithoutFault, text);
+        }
         let active = self.ledger.finalize_nonce == 0;
         if let Err(why) = self.ledger.book(&diff) {
             return breach(Law::CoinsConserved, why);
         }
+        if again {
+            return Ok(());
+        }
+        self.totals.diffs += 1;
         let owner = self.terms.executor_of(diff.nonce).unwrap_or(Address([0; 20]));
         let started = diff.start().is_some();
         let flag = flags.get(&owner);
@@ -156,6 +190,12 @@ impl Watch {
         }
         self.totals.passes += u64::from(!started);
         Ok(())
+    }
+
+    fn taken_back(&mut self, nonce: u64, digest: &Hash) -> bool {
+        let Some(lost) = self.lost.get_mut(&nonce) else { return false };
+        let at = lost.iter().position(|lost| lost.digest == *digest);
+        at.map(|at| lost.remove(at)).is_some()
     }
 
     /// The gateway's state beside the books.
@@ -238,12 +278,29 @@ impl Watch {
         }
     }
 
+    /// Beside a copy of the gateway's store.
+    pub(super) fn mark(&self) -> Mark {
+        let (ledger, flags) = (self.ledger.clone(), self.flags.clone());
+        Mark { ledger, flags, since_give_up: self.since_give_up.clone() }
+    }
+
+    /// The gateway's store is the one of `mark` again.
+    pub(super) fn older(&mut self, mark: Mark) {
+        for (nonce, logged) in self.log.split_off(&(mark.ledger.nonce + 1)) {
+            self.lost.entry(nonce).or_default().push(logged);
+        }
+        self.proofs.clear();
+        Mark { ledger: self.ledger, flags: self.flags, since_give_up: self.since_give_up } = mark;
+    }
+
     /// The gateway opened its store again. Both come from the store.
     pub(super) fn reopened(&mut self, flags: &BTreeMap<Address, FlagView>, log: &[Vec<u8>]) -> Check {
         self.totals.gateway_starts += 1;
         for (participant, before) in &self.flags {
             match flags.get(participant) {
                 Some(after) if after.generation >= before.generation => {}
+                // It died after the commit that cleared the flag, before it told anybody.
+                None if self.proven(participant, before) => self.totals.restores += 1,
                 other => {
                     let now = other.map(|flag| flag.generation);
                     let text = format!("generation {} of {participant:?} became {now:?}", before.generation);
@@ -255,91 +312,20 @@ impl Watch {
             let text = format!("{} diffs were told, {} are left", self.ledger.nonce, log.len());
             return breach(Law::NonceSignedOnce, text);
         }
+        self.proofs.clear();
+        self.flags.retain(|participant, _| flags.contains_key(participant));
         log.iter().try_for_each(|bytes| self.diff(bytes, flags))
     }
 
-    /// What a host answers to the gateway, before the gateway hears it.
-    pub(super) fn reply(&mut self, call_id: CallId, result: &Result<HostReply, CallError>) {
-        self.proofs.clear();
-        let Some(asked) = self.asked.get(&call_id).copied() else { return };
-        match result {
-            Ok(HostReply::Teach(reply)) => {
-                if let Some(applied) = &reply.applied {
-                    self.applied(asked, applied);
-                }
-            }
-            Ok(HostReply::GetSignatures(reply)) => {
-                self.signed(asked, reply.nonce, &reply.root, &reply.state_signature);
-                self.proof(asked, reply.nonce, &reply.state_signature, reply.verification.as_ref());
-            }
-            Err(CallError::Host(error)) => self.refused(asked.participant, error),
-            Ok(_) | Err(_) => {}
-        }
-    }
-
-    /// A piece of a stream, before the gateway hears it.
-    pub(super) fn piece(&mut self, call_id: CallId, event: &pb::infer_response::Event) {
-        self.proofs.clear();
-        if let (Some(asked), pb::infer_response::Event::Applied(applied)) =
-            (self.asked.get(&call_id).copied(), event)
-        {
-            self.applied(asked, applied);
-        }
-    }
-
-    /// The end of a stream, before the gateway hears it.
-    pub(super) fn stream_end(&mut self, call_id: CallId, result: &Result<(), CallError>) {
-        self.proofs.clear();
-        if let (Some(asked), Err(CallError::Host(error))) = (self.asked.get(&call_id).copied(), result) {
-            self.refused(asked.participant, error);
-        }
-    }
-
-    /// Any other event: it proves nothing.
-    pub(super) fn silence(&mut self) {
-        self.proofs.clear();
-    }
-
-    fn applied(&mut self, asked: Asked, applied: &pb::Applied) {
-        self.signed(asked, applied.nonce, &applied.root, &applied.state_signature);
-        self.proof(asked, applied.nonce, &applied.state_signature, applied.verification.as_ref());
-    }
-
-    /// A state signature over another root than ours, at a nonce we hold, is a signed mismatch.
-    fn signed(&mut self, asked: Asked, nonce: u64, root: &[u8], signature: &[u8]) {
-        let (Some(root), Some(ours)) = (hash(root), self.log.get(&nonce)) else { return };
-        if root != ours.root
-            && self.speaks_for(&asked.participant, &self.state_digest(nonce, &root), signature)
-        {
-            self.guilty.insert(asked.participant);
-        }
-    }
-
-    fn refused(&mut self, participant: Address, error: &pb::EscrowError) {
-        if error.code() != pb::escrow_error::Code::RootMismatch {
-            return;
-        }
-        let (Some(root), Some(ours)) = (hash(&error.root), self.log.get(&error.nonce)) else { return };
-        let (chain, escrow) = (&self.terms.chain_id, self.terms.escrow_id);
-        let refused = digest::refusal(chain, escrow, error.nonce, &ours.digest, &root);
-        let stated = self.state_digest(error.nonce, &root);
-        let signed = |digest| self.speaks_for(&participant, digest, &error.signature);
-        if root != ours.root && (signed(&refused) || signed(&stated)) {
-            self.guilty.insert(participant);
-        }
-    }
-
-    fn proof(&mut self, asked: Asked, nonce: u64, signature: &[u8], fresh: Option<&pb::Verification>) {
-        let (Some(ours), Some(fresh)) = (self.log.get(&nonce), fresh) else { return };
-        let Some((generation, challenge)) = asked.challenge else { return };
-        let (chain, escrow) = (&self.terms.chain_id, self.terms.escrow_id);
-        let digest = digest::verify(chain, escrow, nonce, &ours.root, generation, &challenge);
-        let participant = asked.participant;
-        if self.speaks_for(&participant, &self.state_digest(nonce, &ours.root), signature)
-            && self.speaks_for(&participant, &digest, &fresh.signature)
-        {
-            self.proofs.push(Proof { participant, nonce, generation, challenge });
-        }
+    /// Whether a proof that takes this flag away came since the flags were looked at.
+    fn proven(&self, participant: &Address, flag: &FlagView) -> bool {
+        self.proofs.iter().any(|proof| {
+            proof.participant == *participant
+                && proof.generation == flag.generation
+                && proof.nonce >= flag.target
+                && proof.nonce >= flag.diverged_nonce
+                && proof.challenge != [0; 32]
+        })
     }
 
     /// The flags after a step.
@@ -348,14 +334,7 @@ impl Watch {
             if after.contains_key(participant) {
                 continue;
             }
-            let proven = self.proofs.iter().any(|proof| {
-                proof.participant == *participant
-                    && proof.generation == before.generation
-                    && proof.nonce >= before.target
-                    && proof.nonce >= before.diverged_nonce
-                    && proof.challenge != [0; 32]
-            });
-            if !proven {
+            if !self.proven(participant, before) {
                 let text = format!(
                     "the flag of {participant:?}, generation {}, target {}, is gone",
                     before.generation, before.target
@@ -366,8 +345,14 @@ impl Watch {
         }
         for (participant, flag) in &after {
             let before = self.flags.get(participant);
+            let own = own_fork(flag);
+            if own && !self.forked.contains(participant) {
+                let text = format!("{participant:?} has shown no other diff of ours");
+                return breach(Law::NoFlagWithoutEvidence, text);
+            }
+            self.totals.own_forks += u64::from(own && !before.is_some_and(own_fork));
             if before.is_none() {
-                if !self.damaged && !self.guilty.contains(participant) {
+                if !self.damaged && !own && !self.guilty.contains(participant) {
                     let text = format!("{participant:?} is flagged at nonce {}", flag.diverged_nonce);
                     return breach(Law::NoFlagWithoutEvidence, text);
                 }
@@ -382,62 +367,7 @@ impl Watch {
             }
         }
         self.flags = after;
-        Ok(())
-    }
-
-    /// A client asks; it waits until then at most.
-    pub(super) fn request(&mut self, request_id: u64, until_ms: u64) {
-        self.totals.requests += 1;
-        self.clients.insert(request_id, Client::Waits { until_ms });
-    }
-
-    /// A client is gone.
-    pub(super) fn left(&mut self, request_id: u64) {
-        if let Some(client @ Client::Waits { .. }) = self.clients.get_mut(&request_id) {
-            *client = Client::Left;
-        }
-    }
-
-    /// Whether the client is still there.
-    pub(super) fn waits(&self, request_id: u64) -> bool {
-        matches!(self.clients.get(&request_id), Some(Client::Waits { .. }))
-    }
-
-    /// A client is told something.
-    pub(super) fn client(&mut self, request_id: u64, event: &ClientEvent) -> Check {
-        let law = Law::OneEndPerRequest;
-        match self.clients.get_mut(&request_id) {
-            None => breach(law, format!("request {request_id} was never made")),
-            Some(Client::Left) => breach(law, format!("request {request_id} left, and is told {event:?}")),
-            Some(Client::Ended | Client::Lost) => {
-                breach(law, format!("request {request_id} has ended, and is told {event:?}"))
-            }
-            Some(client @ Client::Waits { .. }) => {
-                match event {
-                    ClientEvent::Finished { .. } => {
-                        *client = Client::Ended;
-                        self.totals.completed += 1;
-                    }
-                    ClientEvent::Failed(_) => {
-                        *client = Client::Ended;
-                        self.totals.failed += 1;
-                    }
-                    ClientEvent::Dispatched { .. } | ClientEvent::Delta { .. } => {}
-                }
-                Ok(())
-            }
-        }
-    }
-
-    /// Requests whose time is up by `slack_ms`.
-    pub(super) fn overdue(&self, now_ms: u64, slack_ms: u64) -> Check {
-        for (request_id, client) in &self.clients {
-            if let Client::Waits { until_ms } = client
-                && until_ms.saturating_add(slack_ms) < now_ms
-            {
-                return breach(Law::QueueDrains, format!("request {request_id} has no end at {now_ms} ms"));
-            }
-        }
+        self.proofs.clear();
         Ok(())
     }
 
@@ -452,94 +382,18 @@ impl Watch {
         Ok(())
     }
 
+    /// Whether a diff with this root stood in the log before its store was an older one again.
+    fn was_ours(&self, nonce: u64, root: &[u8]) -> bool {
+        self.lost.get(&nonce).is_some_and(|lost| lost.iter().any(|lost| lost.root == root))
+    }
+
     /// An honest host shows its root.
     pub(super) fn honest_root(&self, host: usize, nonce: u64, root: &[u8]) -> Check {
         match self.log.get(&nonce) {
-            Some(ours) if ours.root != root && !self.damaged => {
+            Some(ours) if ours.root != root && !self.damaged && !self.was_ours(nonce, root) => {
                 breach(Law::HonestReplicaAgrees, format!("host{host} has another root at nonce {nonce}"))
             }
             _ => Ok(()),
-        }
-    }
-
-    /// A settlement leaves the gateway.
-    pub(super) fn settlement(&mut self, settlement: &Settlement) -> Check {
-        let law = Law::SettlementExact;
-        let payout = match verify(&self.terms, settlement, Mode::Settle) {
-            Ok(payout) => payout,
-            Err(error) => return breach(law, error.to_string()),
-        };
-        let ledger = &self.ledger;
-        let mut earned: BTreeMap<Address, u128> = BTreeMap::new();
-        for (row, owner) in ledger.rows.iter().zip(&self.terms.slots) {
-            *earned.entry(*owner).or_default() += row.cost;
-        }
-        let sum = payout.earned.values().sum::<u128>() + payout.fees + payout.refund;
-        if (&payout.earned, payout.fees, payout.refund, sum)
-            != (&earned, ledger.fees, ledger.balance, self.terms.amount)
-        {
-            return breach(law, format!("paid {payout:?}, the books say {earned:?}"));
-        }
-        for (owner, outcomes) in &payout.outcomes {
-            let rows = ledger.rows.iter().zip(&self.terms.slots).filter(|(_, held)| *held == owner);
-            let ours = rows.fold([0u64; 6], |mut sum, (row, _)| {
-                let counts = [row.started, row.completed, row.missed, row.errored, row.released, row.drained];
-                sum.iter_mut().zip(counts).for_each(|(total, count)| *total += count);
-                sum
-            });
-            let theirs = [
-                outcomes.started,
-                outcomes.completed,
-                outcomes.missed,
-                outcomes.errored,
-                outcomes.released,
-                outcomes.drained,
-            ];
-            if ours != theirs {
-                return breach(law, format!("{owner:?}: counts {theirs:?}, the books say {ours:?}"));
-            }
-        }
-        self.totals.settled += 1;
-        Ok(())
-    }
-
-    /// A summary for a dispute leaves the gateway.
-    pub(super) fn dispute(&self, settlement: &Settlement) -> Check {
-        match verify(&self.terms, settlement, Mode::Dispute) {
-            Ok(payout) => {
-                let sum = payout.earned.values().sum::<u128>() + payout.fees + payout.refund;
-                if sum == self.terms.amount {
-                    return Ok(());
-                }
-                breach(Law::SettlementExact, format!("a dispute pays {sum}"))
-            }
-            Err(error) => breach(Law::SettlementExact, format!("a dispute: {error}")),
-        }
-    }
-
-    /// Owners who never had a fault were never charged: nothing missed, nothing failed but what the request asked for.
-    pub(super) fn charges(&self, blameless: &BTreeSet<Address>, asked_to_fail: &BTreeSet<Hash>) -> Check {
-        for (id, entry) in &self.ledger.entries {
-            let owner = self.terms.slots[entry.slot];
-            if blameless.contains(&owner)
-                && matches!(entry.end, Some(End::Missed | End::Errored))
-                && !asked_to_fail.contains(&entry.prompt_hash)
-            {
-                return breach(
-                    Law::NoChargeWithoutFault,
-                    format!("start {id} of {owner:?}, which had no fault, ended {:?}", entry.end),
-                );
-            }
-        }
-        Ok(())
-    }
-
-    /// All starts before `id` have ended.
-    pub(super) fn ended(&self, from: u64, before: u64) -> Check {
-        let open = self.ledger.entries.range(from..before).find(|(_, entry)| entry.end.is_none());
-        match open {
-            Some((id, entry)) => breach(Law::DispatchEnds, format!("start {id} is open: {entry:?}")),
-            None => Ok(()),
         }
     }
 

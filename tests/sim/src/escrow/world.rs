@@ -22,7 +22,7 @@ use super::node::{Computation, Node, Stream};
 use super::replica::{Answer, JobEnd};
 use super::schedule::{Commit, Damage, Fate, Heal, Item, Mood, Schedule, Store, What, Work};
 use super::totals::Totals;
-use super::watch::{Books, Breach, Check, Law, Watch, breach};
+use super::watch::{Books, Breach, Check, Law, Mark, Watch, breach};
 
 mod gateway;
 mod items;
@@ -37,6 +37,8 @@ const UNIX_MS: u64 = 1_700_000_000_000;
 const STEPS_MAX: u64 = 600_000;
 /// Steps within one millisecond, at most.
 const STEPS_PER_MS: u64 = 3_000;
+/// How long others may dispute a summary, before the chain pays it.
+const DISPUTE_MS: u64 = 5_000;
 /// How long the executor has to answer a challenge.
 const CHALLENGE_MS: u64 = 10_000;
 
@@ -134,6 +136,10 @@ struct Gateway {
     absent: Vec<Address>,
     /// The chain paid the escrow.
     paid: bool,
+    /// The chain takes it as expired.
+    expired: bool,
+    /// A copy of its store, with the books of that time.
+    copy: Option<(MemDb, Mark)>,
     /// Its store has failed: what it says of itself is no longer durable.
     broken: bool,
 }
@@ -206,6 +212,8 @@ impl<'a> World<'a> {
                 damaged: false,
                 absent: Vec::new(),
                 paid: false,
+                expired: false,
+                copy: None,
                 broken: false,
             },
             now_ms: BEGIN_MS,
@@ -332,6 +340,10 @@ impl<'a> World<'a> {
         self.gateway.damaged
     }
 
+    pub(super) fn expired(&self) -> bool {
+        self.gateway.expired
+    }
+
     pub(super) fn end(&mut self, over: Over) {
         self.over = Some(over);
     }
@@ -420,6 +432,7 @@ impl<'a> World<'a> {
             Do::Pulse => self.pulse(),
             Do::Backup => {
                 self.nodes.iter_mut().for_each(Node::back_up);
+                self.copy_gateway();
                 Ok(())
             }
         }

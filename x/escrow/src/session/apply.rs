@@ -1,4 +1,4 @@
-//! Applying and composing diffs.
+//! Applying diffs.
 
 use std::sync::Arc;
 
@@ -6,6 +6,7 @@ use holdfast_types::{Address, Signature, recover};
 
 use super::errors::VoteFault;
 use super::live::{InferenceRecord, InferenceStatus};
+use super::signers::Signers;
 use super::state::{BoundKey, Keys};
 use super::{
     ApplyError, Diff, Hash, HostStats, KIND_CANCELLED, KIND_MAX, MAX_DIFF_BYTES, MAX_TXS, Phase,
@@ -38,7 +39,7 @@ pub fn apply(state: &State, diff: &Diff) -> Result<(State, Hash), ApplyError> {
         if position != last && matches!(tx, Tx::StartInference { .. } | Tx::FinalizeRound) {
             return Err(ApplyError::NotLast);
         }
-        next.apply_tx(diff.nonce, tx)?;
+        next.apply_tx(diff.nonce, tx, &mut Signers::default())?;
     }
     let root = next.close(diff.nonce)?;
     if root != diff.post_state_root {
@@ -52,97 +53,7 @@ pub fn apply(state: &State, diff: &Diff) -> Result<(State, Hash), ApplyError> {
     Ok((next, root))
 }
 
-/// A diff that the gateway has yet to sign and to persist.
-#[derive(Debug, Clone)]
-pub struct Composed {
-    /// Its nonce.
-    pub nonce: u64,
-    /// State after it.
-    pub state: State,
-    /// Root after it.
-    pub root: Hash,
-    /// Its transactions.
-    pub txs: Vec<Tx>,
-    /// Transactions of hosts that do not apply. Their keys become free, so that an honest one can follow.
-    pub dropped: Vec<(Tx, ApplyError)>,
-    /// Transactions of hosts for which the diff had no room.
-    pub deferred: Vec<Tx>,
-}
-
-impl Composed {
-    /// What the gateway signs.
-    pub fn digest(&self) -> Hash {
-        let config = self.state.config();
-        digest::diff(&config.chain_id, config.escrow_id, self.nonce, &self.txs, &self.root)
-    }
-
-    /// The diff, with the gateway's signature over [`Composed::digest`].
-    pub fn into_diff(self, signature: Signature) -> (Diff, State) {
-        let escrow_id = self.state.config().escrow_id;
-        let Self { nonce, state, root, txs, .. } = self;
-        (Diff { escrow_id, nonce, txs, post_state_root: root, signature }, state)
-    }
-}
-
-/// The next diff: what hosts contributed, receipts first, as far as it applies, then `own` (escrow-details 3).
-///
-/// # Errors
-/// [`ApplyError`] of the first of `own` that does not apply, or of the diff as a whole.
-pub fn compose(state: &State, mut host_txs: Vec<Tx>, own: Vec<Tx>) -> Result<Composed, ApplyError> {
-    let nonce = state.nonce.checked_add(1).ok_or(ApplyError::Overflow("nonce"))?;
-    check_position(state, nonce)?;
-    check_size(&own)?;
-    check_reserve(state, nonce, &own)?;
-
-    let mut next = state.clone();
-    let mut composed = Vec::new();
-    let (mut dropped, mut deferred) = (Vec::new(), Vec::new());
-    let mut room = MAX_DIFF_BYTES.saturating_sub(encoded_len(&own));
-    let mut places = MAX_TXS.saturating_sub(own.len());
-    host_txs.sort_by_key(|tx| tx.rank().unwrap_or(u8::MAX));
-    for tx in host_txs {
-        let Some(_) = tx.rank() else {
-            let tx_name = name(&tx);
-            dropped.push((tx, ApplyError::WrongPhase { tx: tx_name, phase: state.phase }));
-            continue;
-        };
-        let size = tx.to_bytes().len();
-        if places == 0 || size > room {
-            deferred.push(tx);
-            continue;
-        }
-        match next.apply_tx(nonce, &tx) {
-            Ok(()) => {
-                room = room.saturating_sub(size);
-                places = places.saturating_sub(1);
-                composed.push(tx);
-            }
-            Err(error) => dropped.push((tx, error)),
-        }
-    }
-    let last = own.len().saturating_sub(1);
-    for (position, tx) in own.iter().enumerate() {
-        if position != last && matches!(tx, Tx::StartInference { .. } | Tx::FinalizeRound) {
-            return Err(ApplyError::NotLast);
-        }
-        next.apply_tx(nonce, tx)?;
-    }
-    composed.extend(own);
-    let root = next.close(nonce)?;
-    Ok(Composed { nonce, state: next, root, txs: composed, dropped, deferred })
-}
-
-/// Whether one transaction alone would apply in the next diff.
-///
-/// # Errors
-/// [`ApplyError`].
-pub fn check_tx(state: &State, tx: &Tx) -> Result<(), ApplyError> {
-    let nonce = state.nonce.checked_add(1).ok_or(ApplyError::Overflow("nonce"))?;
-    check_position(state, nonce)?;
-    state.clone().apply_tx(nonce, tx)
-}
-
-fn check_position(state: &State, nonce: u64) -> Result<(), ApplyError> {
+pub(super) fn check_position(state: &State, nonce: u64) -> Result<(), ApplyError> {
     if state.phase == Phase::Frozen {
         return Err(ApplyError::Frozen { nonce: state.nonce });
     }
@@ -157,7 +68,7 @@ fn check_position(state: &State, nonce: u64) -> Result<(), ApplyError> {
     Ok(())
 }
 
-fn check_size(txs: &[Tx]) -> Result<(), ApplyError> {
+pub(super) fn check_size(txs: &[Tx]) -> Result<(), ApplyError> {
     if txs.len() > MAX_TXS {
         return Err(ApplyError::TooManyTxs(txs.len()));
     }
@@ -167,19 +78,19 @@ fn check_size(txs: &[Tx]) -> Result<(), ApplyError> {
     }
 }
 
-fn encoded_len(txs: &[Tx]) -> usize {
+pub(super) fn encoded_len(txs: &[Tx]) -> usize {
     txs.iter().fold(DIFF_FRAME, |sum, tx| sum.saturating_add(tx.to_bytes().len()))
 }
 
 /// `nonce` is the next one.
-fn check_reserve(state: &State, nonce: u64, txs: &[Tx]) -> Result<(), ApplyError> {
+pub(super) fn check_reserve(state: &State, nonce: u64, txs: &[Tx]) -> Result<(), ApplyError> {
     if state.must_finalize() && !matches!(txs.last(), Some(Tx::FinalizeRound)) {
         return Err(ApplyError::NonceReserve { nonce, max: state.config.max_nonce });
     }
     Ok(())
 }
 
-fn name(tx: &Tx) -> &'static str {
+pub(super) fn name(tx: &Tx) -> &'static str {
     match tx {
         Tx::StartInference { .. } => "StartInference",
         Tx::ConfirmStart { .. } => "ConfirmStart",
@@ -194,20 +105,20 @@ fn name(tx: &Tx) -> &'static str {
 /// Each step checks everything first and changes the state last, so that a refused transaction of a host can be left
 /// out of a diff that goes on.
 impl State {
-    fn apply_tx(&mut self, nonce: u64, tx: &Tx) -> Result<(), ApplyError> {
+    pub(super) fn apply_tx(&mut self, nonce: u64, tx: &Tx, signers: &mut Signers) -> Result<(), ApplyError> {
         match tx {
             Tx::StartInference { prompt_hash, input_limit, output_limit, started_at } => {
                 self.start(nonce, *prompt_hash, *input_limit, *output_limit, *started_at)
             }
-            Tx::ConfirmStart { id, confirmed_at, sig } => self.confirm(*id, *confirmed_at, sig),
+            Tx::ConfirmStart { id, confirmed_at, sig } => self.confirm(*id, *confirmed_at, sig, signers),
             Tx::FinishInference { id, input_tokens, output_tokens, response_hash, sig } => {
-                self.finish(*id, (*input_tokens, *output_tokens), response_hash, sig)
+                self.finish(*id, (*input_tokens, *output_tokens), response_hash, sig, signers)
             }
-            Tx::TimeoutInference { id, reason, votes } => self.timeout(*id, *reason, votes),
+            Tx::TimeoutInference { id, reason, votes } => self.timeout(*id, *reason, votes, signers),
             Tx::ReportError { id, kind, input_tokens, output_tokens, sig } => {
-                self.report_error(*id, *kind, (*input_tokens, *output_tokens), sig)
+                self.report_error(*id, *kind, (*input_tokens, *output_tokens), sig, signers)
             }
-            Tx::BindWarmKey { owner, warm, seq, sig } => self.bind(owner, warm, *seq, sig),
+            Tx::BindWarmKey { owner, warm, seq, sig } => self.bind(owner, warm, *seq, sig, signers),
             Tx::FinalizeRound => self.finalize(nonce),
         }
     }
@@ -258,11 +169,17 @@ impl State {
         Ok(())
     }
 
-    fn confirm(&mut self, id: u64, confirmed_at: u64, sig: &Signature) -> Result<(), ApplyError> {
+    fn confirm(
+        &mut self,
+        id: u64,
+        confirmed_at: u64,
+        sig: &Signature,
+        signers: &mut Signers,
+    ) -> Result<(), ApplyError> {
         let mut record = self.record_in(id, "ConfirmStart", |status| status == InferenceStatus::Pending)?;
         let config = &self.config;
         let digest = digest::receipt(&config.chain_id, config.escrow_id, &record, confirmed_at);
-        self.signed_for(record.executor_slot, &digest, sig)?;
+        self.signed_for(record.executor_slot, &digest, sig, signers)?;
         record.status = InferenceStatus::Started;
         record.confirmed_at = confirmed_at;
         self.live.put(record);
@@ -275,6 +192,7 @@ impl State {
         tokens: (u32, u32),
         response_hash: &Hash,
         sig: &Signature,
+        signers: &mut Signers,
     ) -> Result<(), ApplyError> {
         let mut record =
             self.record_in(id, "FinishInference", |status| status == InferenceStatus::Started)?;
@@ -283,7 +201,7 @@ impl State {
         let config = &self.config;
         let digest =
             digest::finish(&config.chain_id, config.escrow_id, id, slot, tokens.0, tokens.1, response_hash);
-        self.signed_for(slot, &digest, sig)?;
+        self.signed_for(slot, &digest, sig, signers)?;
         let cost = self.price(tokens.0, tokens.1)?;
         record.response_hash = *response_hash;
         self.end(record, InferenceStatus::Finished, tokens, cost, |row| &mut row.completed)
@@ -295,6 +213,7 @@ impl State {
         kind: u8,
         tokens: (u32, u32),
         sig: &Signature,
+        signers: &mut Signers,
     ) -> Result<(), ApplyError> {
         let record = self.record_in(id, "ReportError", InferenceStatus::is_open)?;
         if kind == 0 || kind > KIND_MAX {
@@ -304,7 +223,7 @@ impl State {
         let slot = record.executor_slot;
         let config = &self.config;
         let digest = digest::error(&config.chain_id, config.escrow_id, id, slot, kind, tokens.0, tokens.1);
-        self.signed_for(slot, &digest, sig)?;
+        self.signed_for(slot, &digest, sig, signers)?;
         if kind == KIND_CANCELLED {
             let share = u128::from(self.config.cancel_charge_bp);
             let cost = self.price(tokens.0, tokens.1)?.checked_mul(share).map(|cost| cost / 10_000);
@@ -315,20 +234,33 @@ impl State {
         }
     }
 
-    fn timeout(&mut self, id: u64, reason: u8, votes: &[Vote]) -> Result<(), ApplyError> {
+    fn timeout(
+        &mut self,
+        id: u64,
+        reason: u8,
+        votes: &[Vote],
+        signers: &mut Signers,
+    ) -> Result<(), ApplyError> {
         let needed = match reason {
             REASON_REFUSED => InferenceStatus::Pending,
             REASON_EXECUTION => InferenceStatus::Started,
             other => return Err(ApplyError::UnknownReason(other)),
         };
         let record = self.record_in(id, "TimeoutInference", |status| status == needed)?;
-        self.count_votes(id, reason, record.executor_slot, votes)?;
+        self.count_votes(id, reason, record.executor_slot, votes, signers)?;
         let tokens = (record.input_tokens, record.output_tokens);
         self.end(record, InferenceStatus::Missed, tokens, 0, |row| &mut row.missed)
     }
 
     /// Weight rule: `accept_weight · 10 000 > E · vote_threshold_bp`, E = slots that are not the executor's owner's.
-    fn count_votes(&self, id: u64, reason: u8, executor: u8, votes: &[Vote]) -> Result<(), ApplyError> {
+    fn count_votes(
+        &self,
+        id: u64,
+        reason: u8,
+        executor: u8,
+        votes: &[Vote],
+        signers: &mut Signers,
+    ) -> Result<(), ApplyError> {
         let config = &self.config;
         let executor_owner = config.owner_of(executor).ok_or(ApplyError::Overflow("executor_slot"))?;
         let mut owners: Vec<Address> = Vec::new();
@@ -352,9 +284,8 @@ impl State {
                 return Err(bad(VoteFault::Against));
             }
             let digest = digest::vote(&config.chain_id, config.escrow_id, id, reason, slot, true);
-            match recover(&digest, &vote.sig) {
-                Ok(signer) if self.authorised(slot, &signer) => {}
-                _ => return Err(bad(VoteFault::Signature)),
+            if !signers.recover(&digest, &vote.sig).is_some_and(|signer| self.authorised(slot, &signer)) {
+                return Err(bad(VoteFault::Signature));
             }
             weight = weight.saturating_add(config.weight(&owner));
             owners.push(owner);
@@ -369,7 +300,14 @@ impl State {
         Ok(())
     }
 
-    fn bind(&mut self, owner: &Address, warm: &Address, seq: u32, sig: &Signature) -> Result<(), ApplyError> {
+    fn bind(
+        &mut self,
+        owner: &Address,
+        warm: &Address,
+        seq: u32,
+        sig: &Signature,
+        signers: &mut Signers,
+    ) -> Result<(), ApplyError> {
         let config = &self.config;
         if config.weight(owner) == 0 {
             return Err(ApplyError::NotAMember(*owner));
@@ -380,7 +318,7 @@ impl State {
             return Err(ApplyError::WrongKeySeq { expected, got: seq });
         }
         let key = BoundKey { warm: *warm, seq, sig: *sig };
-        if !key.is_by(config, owner) {
+        if signers.recover(&key.digest(config, owner), sig) != Some(*owner) {
             return Err(ApplyError::BadBinding);
         }
         let mut rows = self.keys.rows.clone();
@@ -398,7 +336,7 @@ impl State {
     }
 
     /// Steps 3 to 6: fee, sealing, draining, root.
-    fn close(&mut self, nonce: u64) -> Result<Hash, ApplyError> {
+    pub(super) fn close(&mut self, nonce: u64) -> Result<Hash, ApplyError> {
         if self.phase == Phase::Active {
             let fee = self.config.fee_per_nonce;
             let low = ApplyError::BalanceTooLow { balance: self.balance, needed: fee };
@@ -493,9 +431,15 @@ impl State {
         Ok(record.clone())
     }
 
-    fn signed_for(&self, slot: u8, digest: &Hash, sig: &Signature) -> Result<(), ApplyError> {
-        match recover(digest, sig) {
-            Ok(signer) if self.authorised(slot, &signer) => Ok(()),
+    fn signed_for(
+        &self,
+        slot: u8,
+        digest: &Hash,
+        sig: &Signature,
+        signers: &mut Signers,
+    ) -> Result<(), ApplyError> {
+        match signers.recover(digest, sig) {
+            Some(signer) if self.authorised(slot, &signer) => Ok(()),
             _ => Err(ApplyError::BadSignature { slot }),
         }
     }

@@ -19,22 +19,26 @@
 //! `holdfast.escrow.<name>.v1` ([`digest`]). Rules: escrow-details 1 to 4.
 
 mod apply;
+mod compose;
 mod config;
 mod diff;
 pub mod digest;
 mod errors;
 mod live;
 pub mod settle;
+mod signers;
 mod state;
 #[cfg(test)]
 mod tests;
 
-pub use apply::{Composed, apply, check_tx, compose};
+pub use apply::apply;
+pub use compose::{Composed, check_tx, compose, compose_recovered};
 pub use config::{ConfigError, FrozenConfig, PROTOCOL, max_slots_per_owner};
 pub use diff::{Diff, DiffError, Tx, TxKey, Vote};
 pub use errors::ApplyError;
 pub use holdfast_types::{Signature, recover};
 pub use live::{InferenceRecord, InferenceStatus};
+pub use signers::{Recovered, Signers};
 pub use state::{BoundKey, HostStats, Phase, SnapshotError, State};
 
 /// SHA-256.

@@ -58,10 +58,14 @@ pub struct BoundKey {
 }
 
 impl BoundKey {
+    /// What `owner` signs for this binding.
+    pub(super) fn digest(&self, config: &FrozenConfig, owner: &Address) -> Hash {
+        digest::bind(&config.chain_id, config.escrow_id, owner, &self.warm, self.seq)
+    }
+
     /// Whether `owner` itself made this binding.
     pub fn is_by(&self, config: &FrozenConfig, owner: &Address) -> bool {
-        let digest = digest::bind(&config.chain_id, config.escrow_id, owner, &self.warm, self.seq);
-        recover(&digest, &self.sig).ok() == Some(*owner)
+        recover(&self.digest(config, owner), &self.sig).ok() == Some(*owner)
     }
 }
 

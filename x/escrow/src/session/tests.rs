@@ -5,3 +5,4 @@ mod model;
 mod rules;
 mod scene;
 mod settlement;
+mod signers;

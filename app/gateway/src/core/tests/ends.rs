@@ -50,6 +50,100 @@ fn a_finish_that_the_stream_lost_is_fetched_before_anybody_votes() {
     assert_eq!(world.outcomes(1)[2], 0);
 }
 
+fn asked_pending(world: &World, index: usize) -> usize {
+    let who = world.names[index];
+    world.calls.iter().filter(|(to, call)| *to == who && *call == "pending").count()
+}
+
+#[test]
+fn the_end_of_what_no_stream_speaks_of_is_asked_for_more_and_more_seldom() {
+    let mut world = World::new(4);
+    world.run(100);
+    world.host(1).serves = Serves::OnlyReceipt;
+    world.ask();
+    // At once when the stream is lost, then after 2, 4, 8 and 16 seconds, of which the last is at 30.
+    for (ms, count) in [(100, 1), (1_950, 2), (4_000, 3), (8_000, 4), (16_000, 5)] {
+        world.run(ms);
+        assert_eq!(asked_pending(&world, 1), count, "at {} ms", world.now_ms);
+    }
+    // The next at 60 seconds; at 65 the votes, before which it is asked once more.
+    world.run(50_000);
+    assert_eq!((asked_pending(&world, 1), world.outcomes(1)[2]), (7, 1));
+    world.run(600_000);
+    assert_eq!(asked_pending(&world, 1), 7);
+    assert!([0, 2, 3].iter().all(|index| asked_pending(&world, *index) == 0));
+}
+
+#[test]
+fn a_finish_is_fetched_soon_after_its_stream_was_lost_or_the_gateway_was_killed() {
+    for kill in [false, true] {
+        let mut world = World::new(4);
+        world.run(100);
+        world.host(1).serves = if kill { Serves::Slow } else { Serves::OnlyReceipt };
+        world.ask();
+        world.run(3_000);
+        if kill {
+            world.restart(false);
+        }
+        world.run(2_000);
+        let terms = world.terms.clone();
+        world.host(1).finish_now(&terms, 1);
+        world.run(8_000);
+        assert_eq!(world.core.state().record(1).unwrap().status, InferenceStatus::Finished, "{kill}");
+    }
+}
+
+#[test]
+fn a_session_that_can_pay_no_further_diff_ends_at_once_and_counts_the_finish_that_waits() {
+    // One request of 24 tokens at 10 and one fee of 10; what is left pays no other.
+    let mut terms = terms(4);
+    terms.amount = terms.create_fee + 255;
+    let mut world = World::with(terms.clone(), GatewayConfig::default());
+    world.run(2_500);
+    let id = world.ask();
+    world.run(50);
+    assert!(world.finished(id));
+    world.run(3_000);
+    assert_eq!(world.core.state().phase(), Phase::Frozen);
+    // One Start, FinalizeRound and four more.
+    assert_eq!((world.core.status().nonce, world.outcomes(1)), (6, [1, 1, 0, 0, 0, 0]));
+    let settlement = world.settlements[0].clone();
+    world.pays(&settlement, Mode::Settle);
+    assert_eq!((settlement.balance, settlement.fees), (195, terms.create_fee + 10));
+}
+
+#[test]
+fn a_session_that_can_pay_no_further_diff_still_waits_for_the_answer_under_way() {
+    let mut terms = terms(4);
+    terms.amount = terms.create_fee + 255;
+    let mut world = World::with(terms, GatewayConfig::default());
+    world.run(2_500);
+    world.host(1).serves = Serves::Slow;
+    let id = world.ask_with(20_000);
+    world.run(15_000);
+    assert_eq!((world.core.state().phase(), world.core.status().in_flight), (Phase::Active, 1));
+    world.send(Event::Enough { request_id: id });
+    world.run(5_000);
+    assert_eq!((world.core.state().phase(), world.outcomes(1)[4]), (Phase::Frozen, 1));
+}
+
+#[test]
+fn the_last_nonces_carry_the_finish_that_waits_without_a_minute_of_drain() {
+    let mut terms = terms(4);
+    terms.max_nonce = 20;
+    let mut world = World::with(terms, GatewayConfig::default());
+    world.run(2_500);
+    // Nonce 15 is the last before FinalizeRound: 15 + 4 + 2 > 20.
+    for _ in 0..15 {
+        let id = world.ask();
+        world.run(20);
+        assert!(world.finished(id));
+    }
+    world.run(5_000);
+    assert_eq!((world.core.state().phase(), world.core.status().nonce), (Phase::Frozen, 20));
+    assert_eq!(world.core.state().stats().iter().map(|row| row.completed).sum::<u32>(), 15);
+}
+
 #[test]
 fn votes_of_too_few_end_as_insufficient_after_two_rounds_and_the_drain_decides() {
     let mut world = World::new(4);
@@ -226,9 +320,14 @@ fn an_expired_escrow_is_made_ready_for_a_dispute() {
         world.ask();
         world.run(20);
     }
+    let told = world.core.pending_txs().count();
     world.send(Event::Chain(ChainNews::Expired));
     world.run(10_000);
     assert_eq!(world.disputes.len(), 1);
+    // What the last hosts told is in it.
+    assert!(told > 0);
+    assert_eq!(world.disputes[0].nonce, world.core.status().nonce);
+    assert_eq!(world.core.pending_txs().count(), 0);
     world.pays(&world.disputes[0].clone(), Mode::Dispute);
     let id = world.ask();
     assert_eq!(world.clients[&id].last(), Some(&ClientEvent::Failed(RequestError::EscrowExhausted)));

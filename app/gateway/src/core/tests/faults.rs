@@ -1,6 +1,6 @@
 //! Restarts, broken disks, broken logs.
 
-use holdfast_escrow::session::State;
+use holdfast_escrow::session::{InferenceStatus, State};
 use holdfast_host::store::{Fault, MemDb};
 
 use super::host::Serves;
@@ -106,6 +106,32 @@ fn a_diff_that_was_stored_but_never_sent_is_timed_out_and_refunded() {
     world.run(60_000);
     assert_eq!(world.core.open_starts().count(), 0);
     assert_eq!(world.core.state().reserved(), 0);
+}
+
+#[test]
+fn what_a_challenge_made_a_host_run_is_finished_long_before_its_execution_time() {
+    let mut world = World::new(4);
+    world.run(100);
+    world.db.fault(1, Fault::CrashAfter);
+    world.ask();
+    world.restart(false);
+    // The Start was not sent: the host hears of it by a voter's challenge, and only that voter tells us of the receipt.
+    world.run(12_000);
+    let terms = world.terms.clone();
+    let log = world.core.diffs(1, 1);
+    let at = world.now().unix_s() + 4;
+    world.host(1).teach(&terms, &log).unwrap();
+    let receipt = world.host(1).confirm(&terms, 1, at);
+    world.host(1).pending.clear();
+    for index in [0, 2, 3] {
+        world.host(index).challenged = vec![receipt.clone()];
+    }
+    world.run(5_000);
+    assert!(world.calls.iter().any(|(_, call)| *call == "vote"));
+    world.host(1).finish_now(&terms, 1);
+    world.run(10_000);
+    let record = world.core.state().record(1).unwrap();
+    assert_eq!((record.status, record.cost), (InferenceStatus::Finished, 50));
 }
 
 #[test]

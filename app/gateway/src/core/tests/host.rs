@@ -60,6 +60,8 @@ pub(super) struct Host {
     /// Shows no fresh signature, and lets the question for one hang.
     pub(super) mute: bool,
     pub(super) boot: u64,
+    /// What the executor answered to its challenge: it votes no and brings it.
+    pub(super) challenged: Vec<Tx>,
     /// Infer calls that reached it.
     pub(super) infers: u64,
 }
@@ -87,6 +89,7 @@ impl Host {
             allows_reset: false,
             mute: false,
             boot: 1,
+            challenged: Vec::new(),
             infers: 0,
         }
     }
@@ -330,6 +333,7 @@ impl Host {
                                 && unix_s >= record.confirmed_at + u64::from(terms.execution_timeout_s)
                         }
                     });
+                    let late = late && self.challenged.is_empty();
                     let slot = terms.slots_of(&self.address)[0];
                     let reason = request.reason as u8;
                     let (chain, escrow) = (&terms.chain_id, terms.escrow_id);
@@ -338,7 +342,7 @@ impl Host {
                         accept: late,
                         voter_slot: u32::from(slot),
                         signature: self.sign(signed),
-                        executor_txs: Vec::new(),
+                        executor_txs: self.challenged.iter().map(Tx::to_bytes).collect(),
                     }))
                 }
             },

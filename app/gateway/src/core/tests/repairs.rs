@@ -227,6 +227,31 @@ fn operators_force_give_up_and_forgive_but_only_proof_clears() {
 }
 
 #[test]
+fn a_host_that_was_released_is_not_charged_although_it_is_given_up_afterwards() {
+    // What eight nonces in turn come to, two of them the host's.
+    let charged = |verbs: &[Verb]| {
+        let mut world = diverged(GatewayConfig::default());
+        let who = world.names[2];
+        world.run(2_000);
+        for verb in verbs {
+            world.send(Event::Operator { op_id: 9, participant: who, verb: *verb });
+        }
+        assert_eq!(phase(&world), Some(RepairView::GaveUp));
+        for _ in 0..6 {
+            world.ask();
+            world.run(50);
+        }
+        let it = world.core.status().participants.iter().find(|p| p.address == who).unwrap().clone();
+        (it.counters.ghosts, it.counters.passes)
+    };
+    let (ghosts, passes) = charged(&[Verb::GiveUp]);
+    assert_eq!((ghosts, passes), (2, 0));
+    for verbs in [[Verb::Release, Verb::GiveUp], [Verb::GiveUp, Verb::Release]] {
+        assert_eq!(charged(&verbs), (0, 2), "{verbs:?}");
+    }
+}
+
+#[test]
 fn an_announced_restart_reopens_what_was_given_up() {
     let cfg = GatewayConfig { give_up_ms: 60_000, give_up_floor_ms: 60_000, ..GatewayConfig::default() };
     let mut world = diverged(cfg);

@@ -160,6 +160,36 @@ fn a_cancellation_that_we_did_not_ask_for_is_not_taken() {
 }
 
 #[test]
+fn a_forged_word_never_waits_and_an_honest_one_behind_it_is_paid() {
+    use holdfast_escrow::session::{Tx, digest};
+    let mut world = World::new(4);
+    world.run(100);
+    world.host(1).serves = Serves::Slow;
+    world.ask();
+    world.run(50);
+    let root = world.core.state().root();
+    let signed = digest::finish("holdfast-test-1", 7, 1, 1, 3, 2, &[9; 32]);
+    let finish =
+        |sig| Tx::FinishInference { id: 1, input_tokens: 3, output_tokens: 2, response_hash: [9; 32], sig };
+    let honest = world.host(1).key.sign_recoverable(signed);
+    let mut bent = honest;
+    bent[7] ^= 1;
+    for forged in [world.host(2).key.sign_recoverable(signed), bent, [0; 65]] {
+        assert!(!world.core.intake(&finish(forged).to_bytes()));
+        assert_eq!((world.core.status().pending, world.core.state().root()), (1, root));
+    }
+    assert!(world.core.intake(&finish(honest).to_bytes()));
+    assert!(!world.core.intake(&finish(honest).to_bytes()), "it waits already");
+    // What waits outlives the process, once its step is over, and is judged anew from its bytes.
+    world.send(Event::Tick);
+    world.restart(false);
+    assert_eq!(world.core.status().pending, 2);
+    world.run(4_000);
+    let record = world.core.state().record(1).unwrap();
+    assert_eq!((record.status, record.cost), (InferenceStatus::Finished, 50));
+}
+
+#[test]
 fn a_deadline_cancels_and_says_so() {
     let mut world = World::new(4);
     world.run(100);
@@ -322,4 +352,27 @@ fn a_thousand_deltas_cost_no_look_at_the_other_streams() {
     let now = world.now();
     let effects = world.core.handle(now, Event::StreamItem { call_id, event });
     assert_eq!(effects.len(), 1);
+}
+
+#[test]
+fn a_receipt_of_a_time_to_come_is_not_taken() {
+    use holdfast_escrow::session::{Tx, digest};
+    let mut world = World::new(4);
+    world.run(100);
+    world.host(1).serves = Serves::Silent;
+    world.ask();
+    world.run(20);
+    let record = world.core.state().record(1).unwrap().clone();
+    let now = world.now().unix_s();
+    let key = super::world::key("host-1");
+    let taken = [now + 3_600, u64::MAX].map(|confirmed_at| {
+        let signed = digest::receipt(&world.terms.chain_id, 7, &record, confirmed_at);
+        let sig = key.sign_recoverable(signed);
+        let tx = Tx::ConfirmStart { id: 1, confirmed_at, sig };
+        let before = world.core.state().clone();
+        let taken = world.core.intake(&tx.to_bytes());
+        assert_eq!(before, *world.core.state());
+        taken
+    });
+    assert_eq!(taken, [false, false]);
 }

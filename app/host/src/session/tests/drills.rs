@@ -69,6 +69,19 @@ fn a_liar_signs_our_roots_and_refuses_what_live_traffic_brings() {
 }
 
 #[test]
+fn a_mute_host_is_taught_and_signs_its_state_but_answers_no_challenge() {
+    let config = CoreConfig { mute: true, ..core_config("host-2") };
+    let mut host = HostAt::with("host-2", config, Box::new(Honest), Box::new(TakeAll));
+    let mut gateway = Gateway::new(terms());
+    gateway.pass(3);
+    let challenge = Some(pb::Challenge { generation: 1, challenge: vec![7; 32] });
+    let taught = host.core.teach(&pb::TeachRequest { challenge, ..gateway.teach(0) }).unwrap();
+    let applied = taught.applied.unwrap();
+    assert_eq!((applied.nonce, applied.root), (3, gateway.state.root().to_vec()));
+    assert_eq!((applied.state_signature.len(), applied.verification), (65, None));
+}
+
+#[test]
 fn an_honest_process_on_a_forked_store_does_not_sign() {
     let mut host = host(Box::new(Fork::new(2)));
     let mut gateway = Gateway::new(terms());
@@ -86,12 +99,13 @@ fn drills_are_read_from_their_words() {
         ("restart-empty@nonce60", Ok(Drill::Fork(60))),
         ("lie@nonce1", Ok(Drill::Lie(1))),
         ("slow@250", Ok(Drill::Slow(250))),
+        ("mute", Ok(Drill::Mute)),
     ] {
         assert_eq!(text.parse(), drill);
     }
-    for text in
-        ["", "fork", "fork@40", "fork@nonce0", "fork@nonce", "slow@nonce4", "slow@60001", "die@nonce4"]
-    {
+    let wrong =
+        ["", "fork", "fork@40", "fork@nonce0", "fork@nonce", "slow@nonce4", "slow@60001", "die@nonce4"];
+    for text in wrong.into_iter().chain(["mute@1", "mute@nonce4"]) {
         assert!(text.parse::<Drill>().is_err(), "{text}");
     }
 }

@@ -204,3 +204,41 @@ fn a_frozen_session_is_there_after_a_restart_and_signs() {
     host.core.outcome(ESCROW, id, &end).unwrap();
     assert!(host.catch_up(&gateway).pending.is_empty());
 }
+
+/// A gateway whose store was an older one signs its nonces anew; after a reset the host is taught the log that goes on.
+#[test]
+fn work_of_a_log_that_was_dropped_is_no_word_about_the_one_that_goes_on() {
+    // Nothing, another Start, or the same one at the number of the work.
+    for other in [None, Some("other prompt"), Some("prompt")] {
+        let config = CoreConfig { allow_reset: true, ..core_config("host-1") };
+        let mut host = HostAt::with("host-1", config, Box::new(Honest), Box::new(TakeAll));
+        let mut lost = Gateway::new(terms());
+        let id = lost.start(1, "prompt");
+        let taken = host.core.infer(START, &infer(&lost, 0, id, "prompt")).unwrap();
+        assert!(taken.start.is_some());
+        let end = JobEnd::Failed { kind: 1, input_tokens: 0, output_tokens: 0 };
+        host.core.outcome(ESCROW, id, &end).unwrap();
+        let reset = pb::ResetSessionRequest { escrow_id: ESCROW, generation: 1 };
+        host.core.reset_session(&reset, addr("gateway")).unwrap();
+        host.bind().unwrap();
+
+        let mut gateway = Gateway::new(terms());
+        match other {
+            Some(body) => assert_eq!(gateway.start(1, body), id),
+            None => gateway.pass(1),
+        }
+        let applied = host.catch_up(&gateway);
+        let kept = if other == Some("prompt") { 2 } else { 0 };
+        assert_eq!(applied.pending.len(), kept, "{other:?}");
+        if let Some(body) = other {
+            let again = host.core.infer(START, &infer(&gateway, 1, id, body)).unwrap();
+            assert_eq!(again.start.is_some(), body != "prompt", "{other:?}: it does not run twice");
+        } else {
+            gateway.pass(12);
+            let applied = host.catch_up(&gateway);
+            assert!(!applied.withheld && applied.stale.is_empty());
+        }
+        host.restart("host-1", true, Box::new(Honest));
+        assert_eq!(*host.core.state(ESCROW).unwrap(), gateway.state);
+    }
+}

@@ -361,3 +361,27 @@ fn a_clock_behind_the_gateways_signs_no_receipt_from_before_the_start() {
     let state: State = gateway.state;
     assert_eq!(check_tx(&state, &tx(&step.receipt)), Ok(()));
 }
+
+/// A vote about a late end carries no body; a gateway may also have lost it.
+#[test]
+fn a_challenge_about_work_that_was_taken_is_answered_whatever_its_body() {
+    let mut host = HostAt::new("host-1");
+    let mut gateway = Gateway::new(terms());
+    let id = gateway.start(1, "prompt");
+    let taken = host.core.infer(START, &infer(&gateway, 0, id, "prompt")).unwrap();
+    let end = JobEnd::Failed { kind: 1, input_tokens: 0, output_tokens: 0 };
+    let outcome = host.core.outcome(ESCROW, id, &end).unwrap();
+    for body in ["", "other", "prompt"] {
+        let request = pb::ChallengeStartRequest {
+            escrow_id: ESCROW,
+            inference_id: id,
+            diffs: Vec::new(),
+            body: body.into(),
+        };
+        let step = host.core.challenge_start(START, &request, addr("host-2")).unwrap();
+        assert!(step.start.is_none());
+        assert_eq!((&step.reply.receipt, &step.reply.outcome), (&taken.receipt, &outcome), "{body:?}");
+    }
+    // The gateway itself gets nothing for another body.
+    assert_eq!(host.core.infer(START, &infer(&gateway, 1, id, "other")).unwrap_err().code(), Code::Policy);
+}

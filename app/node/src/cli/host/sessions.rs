@@ -47,6 +47,7 @@ pub(super) fn open(
         models: args.models.clone(),
         allow_reset: args.allow_reset,
         withhold: !args.no_withhold,
+        mute: args.drill == Some(Drill::Mute),
         ..CoreConfig::new(chain_id, owner, boot_id)
     };
     let rules: Box<dyn Rules> = match args.drill {

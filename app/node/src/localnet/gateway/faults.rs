@@ -13,10 +13,13 @@ pub enum FaultKind {
     Slow,
     /// It refuses live traffic as if its state were another, and signs ours when it is asked for a proof.
     Lie,
+    /// As [`FaultKind::RestartEmpty`], but the process that starts with the empty store answers no challenge until it is
+    /// killed: its repair stays at verifying.
+    Mute,
 }
 
 impl FaultKind {
-    const ALL: [Self; 4] = [Self::Fork, Self::RestartEmpty, Self::Slow, Self::Lie];
+    const ALL: [Self; 5] = [Self::Fork, Self::RestartEmpty, Self::Slow, Self::Lie, Self::Mute];
 
     /// As written in `--fault`.
     #[must_use]
@@ -26,13 +29,20 @@ impl FaultKind {
             Self::RestartEmpty => "restart-empty",
             Self::Slow => "slow",
             Self::Lie => "lie",
+            Self::Mute => "mute",
         }
     }
 
-    /// Whether the host goes on disagreeing whatever it is taught.
+    /// Whether nothing that the host is taught brings it back.
     #[must_use]
     pub const fn is_lasting(self) -> bool {
-        matches!(self, Self::Fork | Self::Lie)
+        matches!(self, Self::Fork | Self::Lie | Self::Mute)
+    }
+
+    /// Whether the host is killed once it has signed its refusal, and starts again with an empty store.
+    #[must_use]
+    pub const fn is_emptied(self) -> bool {
+        matches!(self, Self::RestartEmpty | Self::Mute)
     }
 }
 
@@ -53,8 +63,15 @@ impl Fault {
     pub fn of_host(&self) -> String {
         match self.kind {
             FaultKind::Slow => format!("slow@{}", self.number),
+            FaultKind::Mute => format!("fork@nonce{}", self.number),
             kind => format!("{}@nonce{}", kind.name(), self.number),
         }
+    }
+
+    /// The same for its process that starts with an empty store; none: it is as any other.
+    #[must_use]
+    pub fn of_emptied_host(&self) -> Option<String> {
+        (self.kind == FaultKind::Mute).then(|| "mute".to_owned())
     }
 }
 
@@ -131,13 +148,15 @@ mod tests {
 
     #[test]
     fn faults_are_read_as_they_are_written() {
-        let text = "fork:host2@nonce40, restart-empty:host3@nonce60,slow:host0@250ms,lie:host10@nonce9";
+        let text = "fork:host2@nonce40, restart-empty:host3@nonce60,slow:host0@250ms,lie:host10@nonce9,mute:host4@nonce5";
         let faults = parse(text).unwrap();
         assert_eq!(faults[1], Fault { kind: FaultKind::RestartEmpty, host: 3, number: 60 });
         let shown: Vec<String> = faults.iter().map(ToString::to_string).collect();
         assert_eq!(shown.join(","), text.replace(' ', ""));
         let given: Vec<String> = faults.iter().map(Fault::of_host).collect();
-        assert_eq!(given, ["fork@nonce40", "restart-empty@nonce60", "slow@250", "lie@nonce9"]);
+        assert_eq!(given, ["fork@nonce40", "restart-empty@nonce60", "slow@250", "lie@nonce9", "fork@nonce5"]);
+        let emptied: Vec<Option<String>> = faults.iter().map(Fault::of_emptied_host).collect();
+        assert_eq!(emptied, [None, None, None, None, Some("mute".to_owned())]);
         assert!(check(&faults, 11).is_ok());
         assert!(check(&faults, 10).unwrap_err().contains("there are host0 to host9"));
     }
@@ -148,7 +167,7 @@ mod tests {
             ("", "KIND:hostI@nonceN"),
             ("fork", "KIND:hostI@nonceN"),
             ("fork:host2", "KIND:hostI@nonceN"),
-            ("spoon:host2@nonce4", "fork, restart-empty, slow, lie"),
+            ("spoon:host2@nonce4", "fork, restart-empty, slow, lie, mute"),
             ("fork:2@nonce4", "as host0"),
             ("fork:host@nonce4", "as host0"),
             ("fork:host+1@nonce4", "as host0"),

@@ -13,7 +13,7 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use super::board::{Board, HostRow};
 use super::chain::Payer;
-use super::faults::FaultKind;
+use super::faults::{Fault, FaultKind};
 use super::load::{self, Counts, Load, Requests};
 use super::process::{Again, Process};
 use super::report::{self, Balances, Outcome, Report};
@@ -96,7 +96,7 @@ impl<'a> Net<'a> {
         let fault_of = |index| plan.faults.iter().find(|fault| fault.host == index).copied();
         let host = |(index, host): (usize, &HostPlan)| HostProcess {
             process: process(&host.name, Vec::new()),
-            restart_empty: fault_of(index).is_some_and(|fault| fault.kind == FaultKind::RestartEmpty),
+            restart_empty: fault_of(index).is_some_and(|fault| fault.kind.is_emptied()),
         };
         let row = |(index, host): (usize, &HostPlan)| {
             HostRow::new(host.name.clone(), host.address.to_bech32(&Hrp::default()), fault_of(index))
@@ -116,8 +116,12 @@ impl<'a> Net<'a> {
         }
     }
 
-    /// Arguments of a host, with its fault or without.
-    fn host_args(&self, index: usize, chain_grpc: &str, faulty: bool) -> Vec<String> {
+    fn fault(&self, index: usize) -> Option<&Fault> {
+        self.plan.faults.iter().find(|fault| fault.host == index)
+    }
+
+    /// Arguments of a host, with a drill or without.
+    fn host_args(&self, index: usize, chain_grpc: &str, drill: Option<String>) -> Vec<String> {
         let Some(host) = self.plan.hosts.get(index) else { return Vec::new() };
         let (home, listen) = (host.home.display().to_string(), host.listen.to_string());
         let mut args = words(&["host", "--home", &home, "--from", &host.name, "--grpc-addr", chain_grpc]);
@@ -129,9 +133,8 @@ impl<'a> Net<'a> {
         if self.plan.allow_reset {
             args.push("--allow-reset".into());
         }
-        let fault = self.plan.faults.iter().find(|fault| fault.host == index);
-        if let Some(fault) = fault.filter(|_| faulty) {
-            args.extend(["--drill".into(), fault.of_host()]);
+        if let Some(drill) = drill {
+            args.extend(["--drill".into(), drill]);
         }
         args.extend(self.plan.host_args.iter().cloned());
         args
@@ -270,7 +273,7 @@ impl<'a> Net<'a> {
         let escrow_id =
             chain.create_escrow(&plan.model, &format!("http://{}", plan.gateway_grpc), slots).await?;
         for index in 0..self.hosts.len() {
-            let args = self.host_args(index, &chain_grpc, true);
+            let args = self.host_args(index, &chain_grpc, self.fault(index).map(Fault::of_host));
             if let Some(host) = self.hosts.get_mut(index) {
                 host.process.args = args;
                 host.process.start().await?;
@@ -420,7 +423,9 @@ impl<'a> Net<'a> {
     /// Kills a host that is to start with an empty store, once the gateway has its signed refusal.
     async fn empty(&mut self, index: usize, up: &Up) -> Result<()> {
         let flagged = self.board.hosts.get(index).is_some_and(|host| host.flag.is_some());
-        let args = self.host_args(index, &up.chain_grpc, false);
+        let drill = self.fault(index).and_then(Fault::of_emptied_host);
+        let args = self.host_args(index, &up.chain_grpc, drill);
+        let later = self.host_args(index, &up.chain_grpc, None);
         let (Some(host), Some(plan)) = (self.hosts.get_mut(index), self.plan.hosts.get(index)) else {
             return Ok(());
         };
@@ -444,6 +449,7 @@ impl<'a> Net<'a> {
         tokio::time::sleep(LOOK).await;
         if let Some(host) = self.hosts.get_mut(index) {
             host.process.start().await?;
+            host.process.args = later;
         }
         let at_ms = self.elapsed_ms();
         self.board.process(at_ms, index, true);
@@ -451,17 +457,21 @@ impl<'a> Net<'a> {
         self.write_manifest(up)
     }
 
-    /// With consent on both sides a replica with another state is dropped at the next attempt: no need to wait for that.
+    /// With consent on both sides a replica with another state is dropped at the next attempt: no need to wait for that. Nor
+    /// is there with a store that was emptied only after an attempt had found the other state in it.
     async fn force(&mut self, index: usize, up: &Up) {
+        let emptied = self.fault(index).is_some_and(|fault| fault.kind.is_emptied())
+            && self.hosts.get(index).is_some_and(|host| !host.restart_empty);
+        let reason = if emptied { "its store was emptied" } else { "it may be reset" };
         let flag = self.board.hosts.get(index).and_then(|host| host.flag.clone());
         let (Some(flag), Some(forced)) = (flag, self.forced.get_mut(index)) else { return };
         let now = (flag.generation, flag.attempt);
         let waits = flag.phase() == pb::RepairPhase::Waiting;
-        if !self.plan.allow_reset || !flag.forked || !waits || *forced == now {
+        if !(self.plan.allow_reset || emptied) || !flag.forked || !waits || *forced == now {
             return;
         }
         *forced = now;
-        let sent = up.operator.force_teach(flag.escrow_id, &flag.participant, "it may be reset").await;
+        let sent = up.operator.force_teach(flag.escrow_id, &flag.participant, reason).await;
         let at_ms = self.elapsed_ms();
         match sent {
             Ok(()) => self.board.change(at_ms, Some(index), "ForceTeach"),

@@ -147,6 +147,10 @@ fn fault_text(board: &Board) -> Vec<String> {
                 "<li>{name} computes another state from nonce {number} on; once it has signed that, it is killed and starts \
                  with an empty store</li>\n"
             ),
+            FaultKind::Mute => format!(
+                "<li>{name} computes another state from nonce {number} on; once it has signed that, it is killed, starts with \
+                 an empty store and signs no proof until it is killed again</li>\n"
+            ),
             FaultKind::Slow => format!("<li>{name} takes {number} ms longer for each call</li>\n"),
             FaultKind::Lie => format!(
                 "<li>{name} refuses requests from nonce {number} on as if its state were another, and signs ours when it is \

@@ -168,7 +168,6 @@ fn a_flag_that_goes_without_proof_is_caught() {
         Some(scene.proof(&key, &root, 1, [7; 32])),
     ];
     for (number, reply) in bad.into_iter().enumerate() {
-        scene.watch.silence();
         scene.watch.step(raised.clone()).unwrap();
         scene.ask_for_proof(number as u64, 1, 1);
         if let Some(reply) = reply {
@@ -189,7 +188,6 @@ fn a_flag_that_goes_without_proof_is_caught() {
     scene.watch.reply(21, &Ok(scene.proof(&key, &root, 1, [9; 32])));
     scene.watch.step(BTreeMap::new()).unwrap();
     assert_eq!(scene.watch.totals.restores, 1);
-    scene.watch.silence();
     scene.watch.step(raised).unwrap();
     breaks(scene.watch.step(BTreeMap::new()), Law::NoClearWithoutProof);
 }
@@ -334,9 +332,68 @@ fn a_flag_that_a_restart_forgets_is_caught() {
     scene.watch.step(flags.clone()).unwrap();
     scene.watch.reopened(&flags, &[]).unwrap();
     breaks(scene.watch.reopened(&BTreeMap::new(), &[]), Law::FlagsSurvive);
-    let mut older = flags;
+    let mut older = flags.clone();
     older.values_mut().for_each(|flag| flag.generation = 0);
     breaks(scene.watch.reopened(&older, &[]), Law::FlagsSurvive);
+    // A proof of the last step took it away before the process died; one of an earlier step did not.
+    let bytes = [scene.next(Vec::new()), scene.next(Vec::new())];
+    bytes.iter().for_each(|bytes| scene.watch.diff(bytes, &BTreeMap::new()).unwrap());
+    let (root, key) = (scene.state.root(), scene.cast.members[1].key.clone());
+    for (heard_last, call_id) in [(false, 1), (true, 2)] {
+        scene.ask_for_proof(call_id, 1, 1);
+        scene.watch.reply(call_id, &Ok(scene.proof(&key, &root, 1, [9; 32])));
+        if !heard_last {
+            scene.watch.step(flags.clone()).unwrap();
+            breaks(scene.watch.reopened(&BTreeMap::new(), &bytes), Law::FlagsSurvive);
+        }
+    }
+    scene.watch.reopened(&BTreeMap::new(), &bytes).unwrap();
+    assert_eq!(scene.watch.totals.restores, 1);
+}
+
+#[test]
+fn an_older_store_may_sign_anew_what_it_lost_and_nothing_below() {
+    let (mut scene, mut twin) = (Scene::new(), Scene::new());
+    scene.log(vec![start()]);
+    let mark = scene.watch.mark();
+    scene.log(vec![start()]);
+    let (lost, root) = (scene.bytes[1].clone(), scene.state.root());
+    scene.watch.older(mark.clone());
+    assert_eq!(scene.watch.ledger.nonce, 1);
+    scene.watch.diff(&lost, &BTreeMap::new()).unwrap();
+    scene.watch.older(mark);
+    twin.log(vec![start()]);
+    let other = twin.next(Vec::new());
+    scene.watch.diff(&other, &BTreeMap::new()).unwrap();
+    // Hosts that hold the lost one show its root; a root of nobody's is still caught.
+    scene.watch.honest_root(0, 2, &root).unwrap();
+    breaks(scene.watch.honest_root(0, 2, &[4; 32]), Law::HonestReplicaAgrees);
+    let below = Scene::new().next(Vec::new());
+    breaks(scene.watch.diff(&below, &BTreeMap::new()), Law::NonceSignedOnce);
+    // A flag for it needs the other diff, and lets nothing be charged.
+    let mut flag = scene.flag(2, RepairView::Waiting);
+    (flag.reason, flag.released) = (holdfast_escrow::divergence::REASON_OWN_FORK, true);
+    let host = scene.host(2);
+    let flags = BTreeMap::from([(host, flag)]);
+    breaks(scene.watch.step(flags.clone()), Law::NoFlagWithoutEvidence);
+    let fork =
+        pb::EscrowError { code: pb::escrow_error::Code::DiffFork.into(), diff: lost, ..Default::default() };
+    scene.watch.call(9, host, &HostCall::Teach(pb::TeachRequest::default()), &BTreeMap::new()).unwrap();
+    scene.watch.reply(9, &Err(CallError::Host(Box::new(fork))));
+    scene.watch.step(flags.clone()).unwrap();
+    assert_eq!(scene.watch.totals.own_forks, 1);
+    let missed = vec![Tx::TimeoutInference { id: 2, reason: 1, votes: Vec::new() }];
+    let diff = holdfast_escrow::session::Diff {
+        escrow_id: scene.terms().escrow_id,
+        nonce: 3,
+        txs: missed,
+        post_state_root: [0; 32],
+        signature: [0; 65],
+    };
+    let digest = diff.digest(&scene.terms().chain_id);
+    let signature = scene.cast.gateway_key.sign_recoverable(digest);
+    let charge = holdfast_escrow::session::Diff { signature, ..diff };
+    breaks(scene.watch.diff(&charge.to_bytes(), &flags), Law::NoChargeWithoutFault);
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! The simulator's own tests, scenarios, and a few hundred seeds.
 
 mod ends;
+mod kills;
 mod laws;
+mod older;
 mod scenarios;
 mod seeds;
 mod turns;

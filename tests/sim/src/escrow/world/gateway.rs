@@ -51,11 +51,13 @@ impl World<'_> {
         if self.crash_by_fault() {
             return Ok(());
         }
-        self.watch.silence();
         self.look(effects)?;
+        // What it missed, its driver reads from the chain.
         if self.gateway.paid {
-            // What it missed, its driver reads from the chain.
             return self.tell(Event::Chain(ChainNews::Settled));
+        }
+        if self.gateway.expired {
+            self.tell(Event::Chain(ChainNews::Expired))?;
         }
         if !self.gateway.absent.is_empty() {
             self.tell(Event::Chain(ChainNews::Absent(self.gateway.absent.clone())))?;
@@ -102,6 +104,23 @@ impl World<'_> {
         self.after(down_ms, Do::GatewayStart);
     }
 
+    /// Copies the gateway's store, if it is in order.
+    pub(in crate::escrow) fn copy_gateway(&mut self) {
+        if self.gateway.core.is_some() && !self.gateway.broken {
+            self.gateway.copy = Some((self.gateway.db.copy(), self.watch.mark()));
+        }
+    }
+
+    /// The gateway's next process finds the copy in place of its store.
+    pub(super) fn older_gateway(&mut self, down_ms: u64) {
+        let Some((db, mark)) = self.gateway.copy.clone() else { return };
+        self.kill_gateway(false, down_ms);
+        self.say(|| "gateway: its store is an older one".into());
+        self.gateway.db = db.copy();
+        self.gateway.fault = None;
+        self.watch.older(mark);
+    }
+
     /// The gateway hears of something.
     pub(in crate::escrow) fn tell(&mut self, event: Event) -> Check {
         let now = self.now();
@@ -110,7 +129,7 @@ impl World<'_> {
             Event::CallDone { call_id, result } => self.watch.reply(*call_id, result),
             Event::StreamItem { call_id, event } => self.watch.piece(*call_id, event),
             Event::StreamEnded { call_id, result } => self.watch.stream_end(*call_id, result),
-            _ => self.watch.silence(),
+            _ => {}
         }
         if self.trace && !matches!(event, Event::Tick) {
             println!("{:>10.3}  -> {}", (self.now_ms - BEGIN_MS) as f64 / 1000.0, words::brief(&event));
@@ -219,7 +238,14 @@ impl World<'_> {
                 });
                 Ok(())
             }
-            Effect::DisputeReady(settlement) => self.watch.dispute(&settlement),
+            Effect::DisputeReady(settlement) => {
+                self.say(|| "<- chain: dispute".into());
+                self.watch.dispute(&settlement)?;
+                if self.gateway.expired {
+                    self.after(DISPUTE_MS, Do::Settled);
+                }
+                Ok(())
+            }
             Effect::OperatorDone { .. } | Effect::Metric(_) | Effect::FlagChanged { .. } => Ok(()),
         }
     }

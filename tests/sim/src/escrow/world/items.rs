@@ -93,9 +93,7 @@ impl World<'_> {
                 Ok(())
             }
             What::Cut { host, for_ms } => {
-                self.nodes[host].blameless = false;
-                self.nodes[host].line.cut_until_ms = now_ms + for_ms;
-                self.after(for_ms, Do::CutEnds);
+                self.cut_off(host, for_ms);
                 Ok(())
             }
             What::Crash { host, store, power_cut, down_ms } => {
@@ -142,6 +140,20 @@ impl World<'_> {
                 self.damage(damage);
                 Ok(())
             }
+            What::Older { down_ms, away_ms } => {
+                let ahead = (0..self.nodes.len()).max_by_key(|host| {
+                    self.nodes[*host].replica.as_mut().and_then(|replica| replica.nonce())
+                });
+                if let Some(host) = ahead.filter(|_| away_ms > 0) {
+                    self.cut_off(host, away_ms);
+                }
+                self.older_gateway(down_ms);
+                Ok(())
+            }
+            What::Expires => {
+                self.gateway.expired = true;
+                self.tell(Event::Chain(ChainNews::Expired))
+            }
             What::GatewayClock { by_ms } => {
                 self.clocks_moved = true;
                 self.gateway.clock_ms += by_ms;
@@ -175,6 +187,12 @@ impl World<'_> {
                 self.tell(Event::Finalize)
             }
         }
+    }
+
+    fn cut_off(&mut self, host: usize, for_ms: u64) {
+        self.nodes[host].blameless = false;
+        self.nodes[host].line.cut_until_ms = self.now_ms + for_ms;
+        self.after(for_ms, Do::CutEnds);
     }
 
     /// Alters a row on the gateway's disk; the process starts again over it.
