@@ -236,8 +236,7 @@ impl Hosts {
     /// A call reached `member`, or failed on the way for this cause; gives what is to be said of it.
     pub(super) fn heard(&self, member: &Address, failed: Option<String>) -> Option<News> {
         let host = self.lock().hosts.get(member).map(|entry| Arc::clone(&entry.host))?;
-        let news = host.contact().heard(Instant::now(), failed);
-        news
+        host.contact().heard(Instant::now(), failed)
     }
 
     /// Hosts that are kept.
