@@ -68,6 +68,17 @@ pub struct NewEscrow {
     pub gateway_url: String,
 }
 
+/// What an escrow that is created now would cost, base units.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Prices {
+    /// Taken at its creation.
+    pub create_fee: u128,
+    /// Taken by each nonce.
+    pub fee_per_nonce: u128,
+    /// Of a token of prompt or answer.
+    pub token_price: u128,
+}
+
 /// A member of a model that waits for its probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProbeReady {
@@ -134,6 +145,8 @@ pub trait Chain: Send + Sync + 'static {
     fn probe_ready(&self, model: &str) -> ChainFuture<'_, Vec<ProbeReady>>;
     /// Price of a token of an inference on the chain.
     fn token_price(&self) -> ChainFuture<'_, u128>;
+    /// Prices of an escrow that is created now.
+    fn prices(&self) -> ChainFuture<'_, Prices>;
     /// Signs and sends, good until the height `until`; gives the hash. Being taken is not being executed.
     fn submit(&self, order: Order, until: u64) -> ChainFuture<'_, String>;
     /// What became of it; `None` while it is in no block.

@@ -55,7 +55,7 @@ use session::Session;
 pub use clock::Clock;
 pub use errors::GatewayError;
 pub use folder::{StraysError, strays};
-pub use hosts::{Hosts, Lease};
+pub use hosts::{Hosts, Lease, Reach};
 pub use journal::{Audit, Ended, EscrowEntry, Intent, Journal, JournalError, Owed};
 pub(crate) use machine::flag;
 pub use machine::{CoreOpener, Glance, Machine, Opener, View};
@@ -310,7 +310,14 @@ impl Gateway {
         let session = self.0.session(escrow_id).ok_or(GatewayError::NoSession(escrow_id))?;
         let (done, view) = oneshot::channel();
         self.0.send(&session, Input::View(done)).await?;
-        view.await.map_err(|_| GatewayError::NoSession(escrow_id))
+        let mut view = view.await.map_err(|_| GatewayError::NoSession(escrow_id))?;
+        view.session.expires_at = session.row.expires_at;
+        for row in &mut view.session.participants {
+            let Ok(address) = Address::parse(&row.address, &self.0.hrp) else { continue };
+            let Reach { url, reachable, cause } = self.0.hosts.reach(&address);
+            (row.url, row.reachable, row.unreachable_cause) = (url, reachable, cause);
+        }
+        Ok(view)
     }
 
     /// Whether a session of `model` takes requests.

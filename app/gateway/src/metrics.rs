@@ -9,6 +9,7 @@
 //! | `holdfast_gateway_slow_clients_total` | counter: clients given up because they took nothing | |
 //! | `holdfast_gateway_chain_errors_total` | counter | `call` |
 //! | `holdfast_gateway_settlements_total` | counter | `result`: settled, already, refused, failed |
+//! | `holdfast_gateway_key_spent_tokens` | gauge: what an API key with a budget has spent | `key` |
 //! | `holdfast_gateway_rotations_total`, `_probes_total` | counter | `model`, `result` |
 
 use std::time::Duration;
@@ -70,6 +71,11 @@ pub(crate) fn panicked(task: &'static str) {
 /// A client took nothing for too long.
 pub(crate) fn slow_client() {
     counter!("holdfast_gateway_slow_clients_total").increment(1);
+}
+
+/// What an API key has spent, by its name in the file of keys.
+pub(crate) fn key_spent(key: &str, tokens: u64) {
+    gauge!("holdfast_gateway_key_spent_tokens", "key" => key.to_owned()).set(tokens as f64);
 }
 
 /// The chain did not answer, or refused.

@@ -94,8 +94,10 @@ impl Operators {
     }
 
     fn address(&self, text: &str) -> Result<Address, Status> {
-        Address::parse(text, &self.gateway.0.hrp)
-            .map_err(|error| Status::invalid_argument(format!("participant: {error}")))
+        Address::parse(text, &self.gateway.0.hrp).map_err(|error| {
+            let remedy = "give the host's address, as `holdfastd gateway escrows` shows it";
+            Status::invalid_argument(format!("participant: {error}; {remedy}"))
+        })
     }
 
     /// Whether the caller is an operator.
@@ -107,6 +109,9 @@ impl Operators {
         let given = given.and_then(|value| value.split_once(' '));
         match given {
             Some((scheme, text)) if scheme.eq_ignore_ascii_case("bearer") && token.is(text) => Ok(()),
+            Some((scheme, _)) if scheme.eq_ignore_ascii_case("bearer") => {
+                Err(Status::unauthenticated("authorization: the token is not this gateway's"))
+            }
             _ => Err(Status::unauthenticated("authorization: give `Bearer TOKEN` with the operator's token")),
         }
     }
@@ -120,7 +125,10 @@ impl Operators {
     ) -> Result<(u64, Option<pb::DivergenceFlag>), Status> {
         let participant = Some(self.address(&participant)?);
         let audit = self.audit(escrow_id, participant, name, operator, reason)?;
-        let (audit_seq, flag) = self.gateway.operate(audit, verb).await.map_err(|e| status(&e))?;
+        let (audit_seq, flag) = match self.gateway.operate(audit, verb).await {
+            Ok(done) => done,
+            Err(error) => return Err(self.refusal(error).await),
+        };
         Ok((audit_seq, Some(driver::flag(&flag, &self.gateway.0.hrp))))
     }
 
@@ -139,6 +147,26 @@ impl Operators {
         }
         let at_ms = self.gateway.0.clock.now().unix_ms;
         Ok(Audit { escrow_id, participant, verb: verb.to_owned(), operator, reason, at_ms })
+    }
+
+    /// The status of an error; an escrow without a session here may be over, or not open.
+    async fn refusal(&self, error: GatewayError) -> Status {
+        let GatewayError::NoSession(id) = error else { return status(&error) };
+        match blocking(&self.gateway.0, move |inner| inner.journal.escrow(id)).await {
+            Ok(Some(entry)) => {
+                let text = match entry.shown(id).phase.as_str() {
+                    "not_opened" => {
+                        format!("not_opened: escrow {id} could not be opened here; the log says why")
+                    }
+                    phase => format!(
+                        "escrow_ended: the session of escrow {id} is over ({phase}): nothing is left to do"
+                    ),
+                };
+                Status::failed_precondition(text)
+            }
+            Ok(None) => status(&error),
+            Err(error) => status(&error),
+        }
     }
 
     /// Flags of one escrow or of all, by escrow and participant.
@@ -173,6 +201,44 @@ impl Operators {
         }
         Ok(sessions)
     }
+}
+
+/// How far the end of a session is, and what it waits for.
+fn what_follows(session: &pb::EscrowSession, drain_ms: u64) -> String {
+    let id = session.escrow_id;
+    let slots: usize = session.participants.iter().map(|row| row.slots.len()).sum();
+    let need = match session.signatures_need {
+        0 => slots.saturating_mul(2).saturating_div(3).saturating_add(1),
+        need => usize::try_from(need).unwrap_or(usize::MAX),
+    };
+    let text = match session.phase.as_str() {
+        "active" | "ending" => format!(
+            "no more requests are taken; those under way have up to {} s, then {need} of {slots} slots sign the end, and the \
+             chain pays",
+            drain_ms.div_ceil(1000)
+        ),
+        "finalizing" => {
+            format!("the last nonces are written, then {need} of {slots} slots sign, and the chain pays")
+        }
+        "frozen" if session.signatures_have < session.signatures_need => {
+            let missing = session.participants.iter().filter(|row| !row.signed).map(|row| {
+                let why = match (row.flagged, row.reachable) {
+                    (true, _) => "flagged",
+                    (false, Some(false)) => "not reached",
+                    (false, _) => "asked",
+                };
+                format!("{} ({why})", row.address)
+            });
+            let missing = missing.collect::<Vec<_>>().join(", ");
+            format!(
+                "{} of {need} signatures are there, missing: {missing}; without them a dispute pays, from block {} on",
+                session.signatures_have, session.expires_at
+            )
+        }
+        "frozen" => format!("{need} of {slots} slots signed; the settlement is on its way to the chain"),
+        phase => format!("the session is {phase}"),
+    };
+    format!("{text}; `holdfastd gateway escrows {id}` shows how far it is")
 }
 
 /// Key of a page: escrow and participant.
@@ -252,6 +318,13 @@ impl GatewayService for Operators {
         };
         if !matches!(request.page_key.len(), 0 | 28) {
             return Err(Status::invalid_argument("page_key: give next_key of the page before"));
+        }
+        if request.escrow_id != 0 && !self.gateway.escrows().contains(&request.escrow_id) {
+            let id = request.escrow_id;
+            let known = blocking(&self.gateway.0, move |inner| inner.journal.escrow(id)).await;
+            if known.map_err(|e| status(&e))?.is_none() {
+                return Err(status(&GatewayError::NoSession(id)));
+            }
         }
         let mut flags = self.flags(request.escrow_id).await?;
         let hrp = &self.gateway.0.hrp;
@@ -347,8 +420,16 @@ impl GatewayService for Operators {
         self.admit(&request)?;
         let pb::FinalizeRequest { escrow_id, operator, reason } = request.into_inner();
         let audit = self.audit(escrow_id, None, "finalize", operator, reason)?;
-        let seq = self.gateway.finalize_audited(audit).await.map_err(|e| status(&e))?;
-        Ok(Response::new(pb::FinalizeResponse { audit_seq: seq }))
+        let audit_seq = match self.gateway.finalize_audited(audit).await {
+            Ok(seq) => seq,
+            Err(error) => return Err(self.refusal(error).await),
+        };
+        let next = match self.gateway.view(escrow_id).await {
+            Ok(view) => what_follows(&view.session, self.gateway.0.settings.core.drain_ms),
+            // It was quick.
+            Err(_) => "the session is over".to_owned(),
+        };
+        Ok(Response::new(pb::FinalizeResponse { audit_seq, next }))
     }
 
     async fn escrows(&self, _: Request<pb::EscrowsRequest>) -> Result<Response<pb::EscrowsResponse>, Status> {

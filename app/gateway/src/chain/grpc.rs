@@ -17,7 +17,7 @@ use holdfast_proto::holdfast::inference::v1 as inference;
 use holdfast_proto::holdfast::participants::v1 as participants;
 use holdfast_types::{Address, Coin, Hrp};
 
-use super::{Chain, EscrowRow, NewEscrow, Order, ProbeReady, ProbeStart, TxOutcome, rows};
+use super::{Chain, EscrowRow, NewEscrow, Order, Prices, ProbeReady, ProbeStart, TxOutcome, rows};
 
 const GET_TX: &str = "/cosmos.tx.v1beta1.Service/GetTx";
 const ESCROW: &str = "/holdfast.escrow.v1.Query/Escrow";
@@ -226,6 +226,22 @@ impl Chain for GrpcChain {
                 self.0.ask(INFERENCE_PARAMS, &inference::QueryParamsRequest {}).await?;
             let price = answer.params.unwrap_or_default().token_price.unwrap_or_default();
             price.amount.parse().map_err(|e| ChainError::Unreachable(format!("token_price: {e}")))
+        })
+    }
+
+    fn prices(&self) -> ChainFuture<'_, Prices> {
+        Box::pin(async {
+            let answer: escrow::QueryParamsResponse =
+                self.0.ask(ESCROW_PARAMS, &escrow::QueryParamsRequest {}).await?;
+            let params = answer.params.unwrap_or_default();
+            let price = |field: &str, text: &str| {
+                text.parse().map_err(|e| ChainError::Unreachable(format!("escrow params: {field}: {e}")))
+            };
+            Ok(Prices {
+                create_fee: price("create_fee", &params.create_fee)?,
+                fee_per_nonce: price("fee_per_nonce", &params.fee_per_nonce)?,
+                token_price: price("token_price", &params.token_price)?,
+            })
         })
     }
 

@@ -60,7 +60,7 @@ impl GatewayCore {
         }
     }
 
-    fn signed_weight(&self, nonce: u64) -> u64 {
+    pub(super) fn signed_weight(&self, nonce: u64) -> u64 {
         let signers = self.kept.get(&nonce).into_iter().flat_map(BTreeMap::keys);
         signers.map(|participant| self.terms.weight(participant)).sum()
     }

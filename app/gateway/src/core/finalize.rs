@@ -20,6 +20,10 @@ const GATHER_MS: u64 = 2_000;
 /// Rounds of questions after which a dispute makes do with an older nonce that a quorum signed.
 const DISPUTE_ROUNDS: u32 = 30;
 
+/// Rounds of questions after which it is said who has not signed, and between two times of saying it: half a minute and ten
+/// minutes with the usual wait.
+const MISSING_ROUNDS: (u32, u32) = (15, 300);
+
 /// What the collection of signatures is for.
 #[derive(Debug, Clone)]
 pub(super) struct Collect {
@@ -231,8 +235,48 @@ impl GatewayCore {
         }
         let missing: Vec<Address> =
             self.members.keys().filter(|participant| !signed.contains_key(*participant)).copied().collect();
+        if collect.rounds % MISSING_ROUNDS.1 == MISSING_ROUNDS.0 {
+            self.say_missing(nonce, weight, &missing);
+        }
         for participant in missing {
             self.bring(&participant, Then::Sign(nonce));
+        }
+    }
+
+    /// The nonce whose signatures the end of the session waits for.
+    pub(super) fn signing_nonce(&self) -> Option<u64> {
+        let frozen = || (self.state.phase() == Phase::Frozen).then(|| self.state.nonce());
+        self.closing.collect.as_ref().map(|collect| collect.state.nonce()).or_else(frozen)
+    }
+
+    /// Whether a verified signature of `participant` at `nonce` is kept for the settlement.
+    pub(super) fn has_signed(&self, participant: &Address, nonce: u64) -> bool {
+        self.kept.get(&nonce).is_some_and(|signed| signed.contains_key(participant))
+    }
+
+    /// Who keeps the session from being paid, why, and what helps: one line for each.
+    fn say_missing(&mut self, nonce: u64, have: u64, missing: &[Address]) {
+        for participant in missing {
+            let Some(member) = self.members.get(participant) else { continue };
+            let (why, remedy) = if self.flagged(participant) {
+                (
+                    "flagged",
+                    "\"its state is another: stop it, empty its --sessions folder, start it: it is taught and signs\"",
+                )
+            } else if member.limiter.is_open(self.now.mono_ms) {
+                ("not_reached", "\"start it, or mend the way to it\"")
+            } else {
+                ("no_signature", "\"see its log\"")
+            };
+            let fields = vec![
+                ("nonce", nonce.to_string()),
+                ("have", have.to_string()),
+                ("need", self.terms.quorum().to_string()),
+                ("slots", member.slots.len().to_string()),
+                ("why", why.to_owned()),
+                ("remedy", remedy.to_owned()),
+            ];
+            self.log("escrow_signature_missing", true, Some(*participant), fields);
         }
     }
 

@@ -127,6 +127,8 @@ pub struct ParticipantStatus {
     pub outcomes: [u32; 6],
     /// Earned.
     pub cost: u128,
+    /// It signed the state that the end of the session waits for.
+    pub signed: bool,
     /// Counts.
     pub counters: Counters,
 }
@@ -138,7 +140,7 @@ pub struct SessionStatus {
     pub escrow_id: u64,
     /// Its model.
     pub model: String,
-    /// `active`, `finalizing`, `frozen`, `settled`, `retired`.
+    /// `active`, `ending`, `finalizing`, `frozen`, `settled`, `retired`.
     pub phase: &'static str,
     /// Last durable nonce.
     pub nonce: u64,
@@ -172,6 +174,8 @@ pub struct SessionStatus {
     pub storage_failed: bool,
     /// No new requests.
     pub closing: bool,
+    /// Slots whose owners signed the last state, and slots that a settlement needs; none before it is frozen.
+    pub signatures: Option<(u64, u64)>,
     /// By address.
     pub participants: Vec<ParticipantStatus>,
 }
@@ -183,6 +187,7 @@ impl GatewayCore {
             match (self.meta.settled, self.over.is_some() || self.corrupt.is_some(), self.state.phase()) {
                 (true, ..) => "settled",
                 (_, true, _) => "retired",
+                (_, _, Phase::Active) if self.meta.closing => "ending",
                 (_, _, Phase::Active) => "active",
                 (_, _, Phase::Finalizing) => "finalizing",
                 (_, _, Phase::Frozen) => "frozen",
@@ -208,6 +213,7 @@ impl GatewayCore {
             quorum_at_risk: self.quorum_at_risk(),
             storage_failed: self.staged.is_some() || self.ledger.failed,
             closing: self.meta.closing,
+            signatures: self.signing_nonce().map(|nonce| (self.signed_weight(nonce), self.terms.quorum())),
             participants: self.members.keys().filter_map(|p| self.participant(p)).collect(),
         }
     }
@@ -232,6 +238,7 @@ impl GatewayCore {
             absent: member.absent,
             outcomes,
             cost,
+            signed: self.signing_nonce().is_some_and(|nonce| self.has_signed(address, nonce)),
             counters: member.counters,
         })
     }
@@ -278,8 +285,13 @@ impl GatewayCore {
                 repair_attempts: totals.attempts,
                 restored: totals.restored,
                 gave_up: totals.gave_up,
+                signed: p.signed,
+                // What the driver knows of the host.
+                ..gw::Participant::default()
             }
         });
+        let signatures = status.signatures.unwrap_or_default();
+        let slots = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
         gw::EscrowSession {
             escrow_id: status.escrow_id,
             model: status.model.clone(),
@@ -296,6 +308,10 @@ impl GatewayCore {
             self_suspect: status.self_suspect,
             quorum_at_risk: status.quorum_at_risk,
             participants: participants.collect(),
+            signatures_have: slots(signatures.0),
+            signatures_need: slots(signatures.1),
+            // The chain's row has it.
+            expires_at: 0,
         }
     }
 

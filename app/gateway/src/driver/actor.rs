@@ -8,6 +8,7 @@
 //! ```
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt::Write as _;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -30,6 +31,8 @@ use crate::core::{
 };
 use crate::metrics;
 
+/// The line about a host that keeps a session from being paid.
+const ESCROW_SIGNATURE_MISSING: &str = "escrow_signature_missing";
 /// Events that are handled on one trip to the blocking thread.
 const BATCH: usize = 64;
 
@@ -364,7 +367,13 @@ impl Actor {
         let participant = line.participant.map(|address| address.to_bech32(&self.inner.hrp));
         let participant = participant.as_deref();
         let fields: Vec<String> = line.fields.iter().map(|(name, value)| format!("{name}={value}")).collect();
-        let (escrow, stage, fields) = (self.escrow_id, line.stage, fields.join(" "));
+        let (escrow, stage, mut fields) = (self.escrow_id, line.stage, fields.join(" "));
+        if let (ESCROW_SIGNATURE_MISSING, Some(address)) = (stage, &line.participant) {
+            // What the core does not know: where the host is, and when coins come without it.
+            let (reach, expires_at) = (self.inner.hosts.reach(address), self.session.row.expires_at);
+            let _ =
+                write!(fields, " url={} cause={:?} dispute_from_block={expires_at}", reach.url, reach.cause);
+        }
         match line.alarm {
             true => tracing::warn!(escrow, participant, "{stage} {fields}"),
             false => tracing::info!(escrow, participant, "{stage} {fields}"),

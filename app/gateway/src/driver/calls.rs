@@ -9,7 +9,7 @@ use holdfast_host::{TraceContext, client, wire};
 use holdfast_proto::Message;
 use holdfast_proto::holdfast::host::v1 as pb;
 use holdfast_proto::holdfast::host::v1::host_client::HostClient;
-use holdfast_types::Address;
+use holdfast_types::{Address, Hrp};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tonic::metadata::AsciiMetadataValue;
@@ -18,7 +18,7 @@ use tonic::{Request, Status};
 
 use super::actor::Input;
 use super::clock::Clock;
-use super::hosts::{Hosts, Queue};
+use super::hosts::{Hosts, News, Queue, Seat};
 use crate::core::{CallError, CallId, Event, HostCall, HostReply, Lane};
 
 /// Metadata of the W3C trace context.
@@ -37,6 +37,7 @@ pub(super) struct Caller {
     pub(super) key: Arc<SecretKey>,
     pub(super) chain_id: String,
     pub(super) clock: Clock,
+    pub(super) hrp: Hrp,
 }
 
 impl Caller {
@@ -54,6 +55,37 @@ impl Caller {
         HostClient::new(channel).max_decoding_message_size(bytes).max_encoding_message_size(bytes)
     }
 
+    /// A connection to `member`; without a way to it that is said.
+    async fn seat(&self, member: &Address, queue: Queue) -> Result<Seat, CallError> {
+        let seat = self.hosts.seat(member, queue).await;
+        if matches!(seat, Err(CallError::Transport)) {
+            let cause = match self.hosts.url(member) {
+                Some(_) => "its URL is no plain http URL",
+                None => "the chain has no URL of it",
+            };
+            self.heard(member, Some(cause.to_owned()));
+        }
+        seat
+    }
+
+    /// Says that a host is not reached, or is again.
+    fn heard(&self, member: &Address, failed: Option<String>) {
+        let cause = failed.clone().unwrap_or_default();
+        let Some(news) = self.hosts.heard(member, failed) else { return };
+        let (participant, url) = (member.to_bech32(&self.hrp), self.hosts.url(member).unwrap_or_default());
+        match news {
+            News::Lost => tracing::warn!(participant, url, cause, "gateway_host_unreachable"),
+            News::Back => tracing::info!(participant, url, "gateway_host_reached"),
+        }
+    }
+
+    /// The error of a call; whether the host was reached is kept.
+    fn failed(&self, member: &Address, status: &Status) -> CallError {
+        let error = call_error(status);
+        self.heard(member, matches!(error, CallError::Transport).then(|| cause(status)));
+        error
+    }
+
     /// Any call but Infer.
     pub(super) async fn unary(
         &self,
@@ -66,7 +98,9 @@ impl Caller {
             HostCall::VoteTimeout(_) => Queue::Vote,
             _ => lane.into(),
         };
-        let seat = self.hosts.seat(&member, queue).await?;
+        // Others may take as long as they are given.
+        let quick = !matches!(call, HostCall::VoteTimeout(_) | HostCall::Teach(_));
+        let seat = self.seat(&member, queue).await?;
         let mut client = self.client(seat.channel.clone());
         let answer = async {
             Ok(match call {
@@ -106,8 +140,17 @@ impl Caller {
             })
         };
         match timeout(Duration::from_millis(timeout_ms), answer).await {
-            Ok(answer) => answer.map_err(|status| call_error(&status)),
-            Err(_) => Err(CallError::Timeout),
+            Ok(Ok(reply)) => {
+                self.heard(&member, None);
+                Ok(reply)
+            }
+            Ok(Err(status)) => Err(self.failed(&member, &status)),
+            Err(_) => {
+                if quick {
+                    self.heard(&member, Some(format!("no answer in {timeout_ms} ms")));
+                }
+                Err(CallError::Timeout)
+            }
         }
     }
 
@@ -121,25 +164,27 @@ impl Caller {
         traceparent: Option<String>,
         sink: Sink<'_>,
     ) -> Result<(), CallError> {
-        let seat = self.hosts.seat(&member, lane.into()).await?;
+        let seat = self.seat(&member, lane.into()).await?;
         let mut client = self.client(seat.channel.clone());
         let mut request = self.request(body.escrow_id, "Infer", body.diffs.is_empty(), body);
         if let Some(value) = traceparent.and_then(|text| AsciiMetadataValue::try_from(text).ok()) {
             request.metadata_mut().insert(TRACEPARENT, value);
         }
-        let whole = self.pieces(&mut client, request, sink);
+        let whole = self.pieces(&member, &mut client, request, sink);
         timeout(Duration::from_millis(timeout_ms), whole).await.unwrap_or(Err(CallError::Timeout))
     }
 
     async fn pieces(
         &self,
+        member: &Address,
         client: &mut HostClient<Channel>,
         request: Request<pb::InferRequest>,
         Sink { inbox, call_id }: Sink<'_>,
     ) -> Result<(), CallError> {
         let limits = self.hosts.limits();
-        let error = |status: Status| call_error(&status);
+        let error = |status: Status| self.failed(member, &status);
         let mut stream = client.infer(request).await.map_err(error)?.into_inner();
+        self.heard(member, None);
         let mut text = 0usize;
         while let Some(response) = stream.message().await.map_err(error)? {
             let Some(event) = response.event else { continue };
@@ -170,6 +215,15 @@ pub(super) fn call_error(status: &Status) -> CallError {
         code: status.code() as i32,
         retry_after_ms: wire::escrow_error(status).retry_after_ms,
     }
+}
+
+/// What the system said at the bottom of an error of the connection.
+fn cause(status: &Status) -> String {
+    let mut at: &dyn std::error::Error = status;
+    while let Some(below) = at.source() {
+        at = below;
+    }
+    at.to_string()
 }
 
 /// The context of a call within the same trace: the same trace id and flags, a new span.
@@ -205,6 +259,7 @@ mod tests {
         let status =
             HostClient::new(channel).get_pending(pb::GetPendingRequest { escrow_id: 1 }).await.unwrap_err();
         assert_eq!(call_error(&status), CallError::Transport);
+        assert!(cause(&status).contains("refused"), "{}", cause(&status));
     }
 
     #[test]

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use holdfast_app::grpc::{ChainError, TX_LIFE_BLOCKS};
 use tokio::time::sleep;
 
-use super::{Gateway, GatewayError, Inner, Intent, Result, blocking};
+use super::{Gateway, GatewayError, Inner, Intent, Result, SMALLEST_TOKENS, blocking};
 use crate::chain::{DeliverError, NewEscrow, Order, deliver_until};
 
 impl Gateway {
     /// [`Self::create`] for a gateway that begins: not when it has an escrow of the model already, open or not here.
     ///
     /// # Errors
-    /// [`GatewayError::Unopened`], [`GatewayError::Unclaimed`]: nothing was spent.
+    /// [`GatewayError::Unopened`], [`GatewayError::Unclaimed`], [`GatewayError::TooSmall`]: nothing was spent.
     pub async fn create_first(&self, new: NewEscrow) -> Result<u64> {
         let inner = &self.0;
         let model = new.model.clone();
@@ -28,6 +28,16 @@ impl Gateway {
             rows.iter().map(|row| row.config.escrow_id).filter(|id| !known.contains(id)).collect();
         if !ids.is_empty() {
             return Err(GatewayError::Unclaimed { model, ids });
+        }
+        let prices = inner.chain.prices().await?;
+        let tokens = SMALLEST_TOKENS.min(inner.settings.offer.context_length);
+        let smallest = prices.token_price.saturating_mul(tokens.into()).saturating_add(prices.fee_per_nonce);
+        if new.amount < prices.create_fee.saturating_add(smallest) {
+            return Err(GatewayError::TooSmall {
+                amount: new.amount,
+                create_fee: prices.create_fee,
+                smallest,
+            });
         }
         self.create(new, None).await
     }

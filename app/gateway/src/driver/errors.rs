@@ -78,6 +78,20 @@ pub enum GatewayError {
         /// Which.
         ids: Vec<u64>,
     },
+    /// An escrow that could not pay one request.
+    #[error(
+        "too_small: of {amount} base units the chain takes {create_fee} for the escrow, and the smallest request costs \
+         {smallest}: give at least {}, or better what many requests cost; nothing was paid",
+        create_fee.saturating_add(*smallest)
+    )]
+    TooSmall {
+        /// Coins that were to go in.
+        amount: u128,
+        /// What the creation costs.
+        create_fee: u128,
+        /// What the smallest request costs.
+        smallest: u128,
+    },
     /// No session of it here.
     #[error("no_session: this gateway has no session of escrow {0}")]
     NoSession(u64),

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use holdfast_types::Address;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -35,7 +35,63 @@ struct Entry {
     host: Arc<Host>,
 }
 
+/// Between two lines that say that a host is not reached.
+const SAID: Duration = Duration::from_secs(60);
+
+/// Where a host is, and whether the last call reached it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Reach {
+    /// As the chain has it; empty if it has none.
+    pub url: String,
+    /// None before the first call.
+    pub reachable: Option<bool>,
+    /// Why it was not reached.
+    pub cause: String,
+}
+
+/// What is to be said of a host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum News {
+    /// It is not reached.
+    Lost,
+    /// It is reached again.
+    Back,
+}
+
+/// What calls of a host tell of the way to it.
+#[derive(Default)]
+struct Contact {
+    reachable: Option<bool>,
+    cause: String,
+    said_at: Option<Instant>,
+    /// The line that it is not reached has no line yet that it is back.
+    said: bool,
+}
+
+impl Contact {
+    /// A call reached the host, or did not; gives what is new and not said within [`SAID`].
+    fn heard(&mut self, now: Instant, failed: Option<String>) -> Option<News> {
+        self.reachable = Some(failed.is_none());
+        match failed {
+            None => {
+                self.cause.clear();
+                std::mem::take(&mut self.said).then_some(News::Back)
+            }
+            Some(cause) => {
+                self.cause = cause;
+                let lately = self.said_at.is_some_and(|at| now.saturating_duration_since(at) < SAID);
+                if self.said || lately {
+                    return None;
+                }
+                (self.said, self.said_at) = (true, Some(now));
+                Some(News::Lost)
+            }
+        }
+    }
+}
+
 struct Host {
+    contact: Mutex<Contact>,
     /// Calls for clients.
     users: Arc<Semaphore>,
     votes: Arc<Semaphore>,
@@ -144,6 +200,7 @@ impl Hosts {
             let entry = state.hosts.entry(*member).or_insert_with(|| Entry {
                 leases: 0,
                 host: Arc::new(Host {
+                    contact: Mutex::default(),
                     users: Arc::new(Semaphore::new(
                         self.0
                             .limits
@@ -164,6 +221,22 @@ impl Hosts {
     #[must_use]
     pub fn url(&self, member: &Address) -> Option<String> {
         self.lock().urls.get(member).cloned()
+    }
+
+    /// Where a host is, and whether the last call reached it.
+    #[must_use]
+    pub fn reach(&self, member: &Address) -> Reach {
+        let state = self.lock();
+        let url = state.urls.get(member).cloned().unwrap_or_default();
+        let Some(entry) = state.hosts.get(member) else { return Reach { url, ..Reach::default() } };
+        let contact = entry.host.contact();
+        Reach { url, reachable: contact.reachable, cause: contact.cause.clone() }
+    }
+
+    /// A call reached `member`, or failed on the way for this cause; gives what is to be said of it.
+    pub(super) fn heard(&self, member: &Address, failed: Option<String>) -> Option<News> {
+        let host = self.lock().hosts.get(member).map(|entry| Arc::clone(&entry.host))?;
+        host.contact().heard(Instant::now(), failed)
     }
 
     /// Hosts that are kept.
@@ -232,6 +305,10 @@ impl Hosts {
 }
 
 impl Host {
+    fn contact(&self) -> MutexGuard<'_, Contact> {
+        self.contact.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn lines(&self) -> MutexGuard<'_, Lines> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -278,6 +355,21 @@ mod tests {
             (B, "https://127.0.0.1:9".to_owned()),
         ]));
         hosts
+    }
+
+    #[test]
+    fn a_host_that_is_not_reached_is_said_once_and_again_when_it_is_back() {
+        let (mut contact, began) = (Contact::default(), Instant::now());
+        let mut at = |s, failed: bool| {
+            contact.heard(began + Duration::from_secs(s), failed.then(|| "connection refused".to_owned()))
+        };
+        assert_eq!([at(0, false), at(1, true), at(2, true)], [None, Some(News::Lost), None]);
+        assert_eq!([at(500, true), at(501, false), at(502, false)], [None, Some(News::Back), None]);
+        // One that comes and goes is said once a minute.
+        assert_eq!([at(600, true), at(601, false)], [Some(News::Lost), Some(News::Back)]);
+        assert_eq!([at(602, true), at(603, false), at(604, true)], [None, None, None]);
+        assert_eq!(at(660, true), Some(News::Lost));
+        assert_eq!((contact.reachable, contact.cause.as_str()), (Some(false), "connection refused"));
     }
 
     #[tokio::test]

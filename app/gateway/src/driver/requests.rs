@@ -38,11 +38,17 @@ impl openai::Sessions for Gateway {
             let of_model = sessions.values().filter(|session| session.row.config.model == model);
             of_model.map(|session| session.opened_at).min()
         };
+        // One that an operator ends takes no more requests, and is not replaced.
+        let open = |model: &str| {
+            let mut of_model = sessions.values().filter(|session| session.row.config.model == model);
+            of_model.any(|session| !session.dismissed.load(Ordering::Acquire))
+        };
         let offer = &inner.settings.offer;
         let info = |id: &String| {
             Some(openai::ModelInfo {
                 id: id.clone(),
                 created: created(id)?,
+                open: open(id),
                 context_length: offer.context_length,
                 token_bytes_max: offer.token_bytes_max,
             })
@@ -129,13 +135,28 @@ impl Relay {
             };
             let used_up = matches!(error, RequestError::EscrowExhausted | RequestError::TooDear { .. });
             if !used_up || !self.renewed(&mut renewals, waits_until).await {
-                break failure(&error);
+                break self.told(&error);
             }
             if self.out.is_closed() {
                 return;
             }
         };
         let _ = self.out.send(openai::Event::Failed(failure)).await;
+    }
+
+    /// The API's word for it; an escrow that an operator ends is not used up.
+    fn told(&self, error: &RequestError) -> openai::Failure {
+        let sessions = self.inner.sessions();
+        let mut of_model =
+            sessions.values().filter(|session| session.row.config.model == self.submission.model).peekable();
+        let ended =
+            of_model.peek().is_some() && of_model.all(|session| session.dismissed.load(Ordering::Acquire));
+        match error {
+            RequestError::EscrowExhausted if ended => {
+                openai::Failure::EscrowEnding { retry_after_ms: LATER_MS }
+            }
+            error => failure(error),
+        }
     }
 
     /// Waits for the next escrow of the model, if one is to be opened; gives whether sessions may have changed.
@@ -330,6 +351,15 @@ fn worse(last: Option<RequestError>, error: RequestError) -> RequestError {
         RequestError::EscrowExhausted => 4,
         _ => 5,
     };
+    match (&last, &error) {
+        // The escrow that could pay most.
+        (Some(RequestError::TooDear { balance: other, .. }), RequestError::TooDear { balance, .. })
+            if balance > other =>
+        {
+            return error;
+        }
+        _ => {}
+    }
     match last {
         Some(last) if rank(&last) <= rank(&error) => last,
         _ => error,
@@ -344,7 +374,9 @@ fn failure(error: &RequestError) -> openai::Failure {
         RequestError::Stopping => Failure::NoAvailableHost { retry_after_ms: LATER_MS },
         RequestError::EscrowExhausted => Failure::EscrowExhausted { retry_after_ms: LATER_MS },
         RequestError::SelfSuspect => Failure::SelfSuspect { retry_after_ms: LATER_MS },
-        RequestError::TooDear { .. } => Failure::InsufficientBalance,
+        RequestError::TooDear { reserve, balance } => {
+            Failure::InsufficientBalance { asked: *reserve, left: *balance }
+        }
         RequestError::TooLarge { .. } => Failure::ContextLengthExceeded,
         RequestError::QueueFull => Failure::QueueFull { retry_after_ms: SOON_MS },
         RequestError::DispatchesFailed { .. } => Failure::Host(FailureKind::StreamReset),

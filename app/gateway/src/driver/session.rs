@@ -275,6 +275,7 @@ async fn supervise(
             key: Arc::clone(&inner.key),
             chain_id: inner.chain_id.clone(),
             clock: inner.clock,
+            hrp: inner.hrp.clone(),
         };
         let began = Instant::now();
         let actor = Actor::new(Arc::clone(&inner), Arc::clone(&session), inbox, caller);

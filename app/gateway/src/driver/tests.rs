@@ -227,7 +227,7 @@ async fn whole(mut answer: Answer) -> (String, Option<Event>) {
     (text, last)
 }
 
-async fn ask(gateway: &Gateway) -> (String, Option<Event>) {
+pub(crate) async fn ask(gateway: &Gateway) -> (String, Option<Event>) {
     whole(gateway.submit(submission())).await
 }
 

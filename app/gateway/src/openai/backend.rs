@@ -33,6 +33,8 @@ pub struct ModelInfo {
     pub id: String,
     /// Unix seconds since which this gateway offers it.
     pub created: u64,
+    /// Whether it is offered: an escrow of it is not being ended by an operator.
+    pub open: bool,
     /// Prompt and answer together, tokens.
     pub context_length: u32,
     /// Most bytes of text that one token stands for: 1 for a byte vocabulary, 0 if unknown. With it a prompt that
@@ -164,7 +166,12 @@ pub enum Failure {
     /// Every host that got it says that nobody can serve the body.
     BodyRefused,
     /// Dearer than the balance of every escrow of the model.
-    InsufficientBalance,
+    InsufficientBalance {
+        /// What it could cost, base units.
+        asked: u128,
+        /// Most that an escrow of the model has left.
+        left: u128,
+    },
     /// Too many wait.
     QueueFull {
         /// When to try again.
@@ -177,6 +184,11 @@ pub enum Failure {
     },
     /// No escrow of the model has balance or nonces left.
     EscrowExhausted {
+        /// When to try again.
+        retry_after_ms: u64,
+    },
+    /// Every escrow of the model is being ended by an operator, and is not replaced.
+    EscrowEnding {
         /// When to try again.
         retry_after_ms: u64,
     },

@@ -12,6 +12,10 @@ const RETRY_MAX_S: u64 = 3600;
 /// When to try again after the store failed.
 const STORAGE_AGAIN_MS: u64 = 5000;
 
+/// Why nobody serves a request, and who knows more.
+const NOBODY: &str = "no host can take the request now: each is withheld, busy or not reached; the gateway's operator sees \
+                      which by `holdfastd gateway escrows`";
+
 /// Most characters of a client's own words in an error.
 const ECHO_CHARS: usize = 128;
 
@@ -127,7 +131,9 @@ impl ApiError {
 
     pub(crate) fn model_not_found(model: &str) -> Self {
         let model = cut(model);
-        let message = format!("no escrow here is for a model `{model}`; GET /v1/models lists them");
+        let message = format!(
+            "no open escrow here is for a model `{model}`; GET /v1/models lists those that are served"
+        );
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", "model_not_found", message)
             .with_param("model")
     }
@@ -221,18 +227,26 @@ impl ApiError {
                     "no host can serve this prompt; it must not be empty, and fit the model's context";
                 Self::bad_field(param, format!("{remedy} of {context} tokens together with its answer"))
             }
-            Failure::InsufficientBalance => {
-                let message = "the request could cost more than the balance of every escrow of this model";
+            Failure::InsufficientBalance { asked, left } => {
+                let message = format!(
+                    "the request could cost {asked} base units, no escrow of this model has more than {left} left; shorten the \
+                     prompt, ask for less with max_tokens, or have a larger escrow opened"
+                );
                 Self::new(StatusCode::PAYMENT_REQUIRED, "insufficient_quota", "insufficient_quota", message)
             }
             Failure::QueueFull { retry_after_ms } => {
                 Self::rate_limit("too many requests wait", retry_after_ms)
             }
             Failure::NoAvailableHost { retry_after_ms } => {
-                unavailable("no_available_host", "no host can take the request now", retry_after_ms)
+                unavailable("no_available_host", NOBODY, retry_after_ms)
             }
             Failure::EscrowExhausted { retry_after_ms } => {
-                unavailable("escrow_exhausted", "the escrow of this model is used up", retry_after_ms)
+                let message = "the escrow of this model is used up: its coins, nonces or time";
+                unavailable("escrow_exhausted", message, retry_after_ms)
+            }
+            Failure::EscrowEnding { retry_after_ms } => {
+                let message = "the operator ends the escrow of this model, and no other one is open: it takes no more requests";
+                unavailable("escrow_exhausted", message, retry_after_ms)
             }
             Failure::SelfSuspect { retry_after_ms } => {
                 let message = "the gateway may itself be wrong and dispatches nothing";

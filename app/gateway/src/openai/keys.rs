@@ -14,6 +14,7 @@ use sha2::{Digest, Sha256};
 use subtle::{Choice, ConstantTimeEq};
 
 use super::errors::ApiError;
+use crate::metrics;
 
 /// Longest key, bytes.
 const KEY_BYTES_MAX: usize = 512;
@@ -193,6 +194,7 @@ impl Keyring {
         }
         // Nobody is served whose tokens could not be written down afterwards.
         budgets.set_spent(&key.config.name, spent).map_err(failed)?;
+        metrics::key_spent(&key.config.name, spent);
         used.held = used.held.saturating_add(most);
         drop(used);
         Ok(Charge { key: Some(Arc::clone(key)), budgets, charged: most })
@@ -258,10 +260,12 @@ impl Charge {
         if tokens == 0 {
             return;
         }
-        let stored = self
-            .budgets
-            .spent(name)
-            .and_then(|spent| self.budgets.set_spent(name, spent.saturating_add(tokens)));
+        let stored = self.budgets.spent(name).and_then(|spent| {
+            let spent = spent.saturating_add(tokens);
+            self.budgets.set_spent(name, spent)?;
+            metrics::key_spent(name, spent);
+            Ok(())
+        });
         if let Err(error) = stored {
             tracing::error!(key = name, tokens, %error, "what a request took was not charged to its API key");
         }

@@ -284,7 +284,7 @@ impl Api {
     fn models(&self, headers: &HeaderMap) -> Result<Response<ReplyBody>, ApiError> {
         let key = self.caller(headers)?;
         let mut models = BTreeMap::new();
-        for model in self.sessions.models() {
+        for model in self.sessions.models().into_iter().filter(|model| model.open) {
             if key.as_ref().is_none_or(|key| key.may_use(&model.id)) {
                 models.insert(model.id.clone(), model_object(&model));
             }
@@ -297,6 +297,9 @@ impl Api {
         let key = self.caller(headers)?;
         let id = percent_decode(id);
         let model = self.find_model(key.as_ref(), &id)?;
+        if !model.open {
+            return Err(ApiError::model_not_found(&id));
+        }
         Ok(reply::json(StatusCode::OK, model_object(&model).to_string()))
     }
 

@@ -54,6 +54,7 @@ impl Sessions for Arc<Fake> {
         let model = |id: &str, context_length, token_bytes_max| ModelInfo {
             id: id.into(),
             created: 1_700_000_000,
+            open: true,
             context_length,
             token_bytes_max,
         };

@@ -1,6 +1,7 @@
 //! The service over a socket.
 
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use holdfast_host::client;
@@ -18,7 +19,8 @@ use tonic_reflection::pb::v1::{ServerReflectionRequest, ServiceResponse};
 
 use super::{OperatorToken, Operators, TokenError, serve};
 use crate::driver::Gateway;
-use crate::driver::tests::Scene;
+use crate::driver::tests::{Scene, ask};
+use crate::openai::{Event, Failure, Sessions};
 
 const TOKEN: &str = "a-token-of-24-characters";
 
@@ -79,6 +81,9 @@ async fn a_verb_needs_the_token_and_leaves_a_row_before_it_takes_effect() {
         let refused =
             service.client.force_teach(verb!(ForceTeachRequest, scene, authorization)).await.unwrap_err();
         assert_eq!(refused.code(), Code::Unauthenticated, "{authorization:?}");
+        // One that is sent and wrong is told apart from none.
+        let wrong = authorization.is_some_and(|text| text.starts_with("Bearer "));
+        assert_eq!(refused.message().contains("is not this gateway's"), wrong, "{refused}");
     }
     assert_eq!(audits().len(), 0);
     // Nobody is flagged: the verb does nothing, and is on record.
@@ -184,6 +189,10 @@ async fn sessions_and_flags_are_shown_and_pages_are_checked() {
     assert_eq!(one.escrow.unwrap().model, "m1");
     let none = service.client.escrow(pb::EscrowRequest { escrow_id: 2 }).await.unwrap_err();
     assert_eq!(none.code(), Code::NotFound);
+    let unknown = pb::DivergencesRequest { escrow_id: 9, ..Default::default() };
+    assert_eq!(service.client.divergences(unknown).await.unwrap_err().code(), Code::NotFound);
+    let known = pb::DivergencesRequest { escrow_id: 1, ..Default::default() };
+    assert_eq!(service.client.divergences(known).await.unwrap().into_inner().flags.len(), 0);
     let flags = service.client.divergences(pb::DivergencesRequest::default()).await.unwrap().into_inner();
     assert_eq!(flags, pb::DivergencesResponse::default());
     let participant = scene.hosts[0].key.address().to_bech32(&Hrp::default());
@@ -199,6 +208,74 @@ async fn sessions_and_flags_are_shown_and_pages_are_checked() {
     gateway.stop().await;
     drop(service.stop.take());
     tokio::time::timeout(Duration::from_secs(5), service.serving).await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_that_ends_says_what_follows_who_is_missing_and_what_its_requests_meet() {
+    let mut scene = Scene::new().await;
+    scene.settings.core.drain_ms = 100;
+    let gateway = scene.open().await;
+    let mut service = service(&gateway, Some(TOKEN)).await;
+    assert!(matches!(ask(&gateway).await.1, Some(Event::Finished { .. })));
+    assert!(gateway.models()[0].open);
+    let lost = &scene.hosts[1];
+    lost.manner.away.store(true, Ordering::Relaxed);
+    // Its listener is gone too.
+    let name = lost.key.address().to_bech32(&Hrp::default());
+    scene.chain.world().urls.insert(lost.key.address(), "http://127.0.0.1:9".into());
+    let urls = scene.chain.world().urls.clone();
+    gateway.0.hosts.set_urls(urls);
+    let finalize = || {
+        let body = pb::FinalizeRequest { escrow_id: 1, operator: "ops".into(), reason: "over".into() };
+        let mut request = Request::new(body);
+        request.metadata_mut().insert("authorization", format!("Bearer {TOKEN}").parse().unwrap());
+        request
+    };
+    let first = service.client.finalize(finalize()).await.unwrap().into_inner();
+    assert!(first.next.contains("3 of 3 slots sign"), "{}", first.next);
+    let mut shown = pb::EscrowSession::default();
+    for _ in 0..1_000 {
+        let asked = service.client.escrow(pb::EscrowRequest { escrow_id: 1 }).await.unwrap().into_inner();
+        shown = asked.escrow.unwrap();
+        if shown.signatures_have == 2 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!((shown.phase.as_str(), shown.signatures_have, shown.signatures_need), ("frozen", 2, 3));
+    assert_eq!(shown.expires_at, 1_000_000);
+    let row = shown.participants.iter().find(|row| row.address == name).unwrap();
+    assert_eq!((row.reachable, row.signed, row.url.as_str()), (Some(false), false, "http://127.0.0.1:9"));
+    assert!(row.unreachable_cause.contains("refused"), "{row:?}");
+    assert!(shown.participants.iter().filter(|row| row.signed && row.reachable == Some(true)).count() == 2);
+    // Asked again, it says what it waits for.
+    let again = service.client.finalize(finalize()).await.unwrap().into_inner();
+    assert!(again.next.contains("2 of 3 signatures are there"), "{}", again.next);
+    assert!(again.next.contains(&format!("missing: {name} (not reached)")), "{}", again.next);
+    assert!(again.next.contains("from block 1000000 on"), "{}", again.next);
+    // Requests meet what is so: it is being ended, not used up, and the model is not offered.
+    assert!(matches!(ask(&gateway).await.1, Some(Event::Failed(Failure::EscrowEnding { .. }))));
+    assert!(!gateway.models()[0].open);
+    gateway.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_verb_about_an_escrow_that_is_over_says_so() {
+    let scene = Scene::new().await;
+    let gateway = scene.open().await;
+    let mut service = service(&gateway, Some(TOKEN)).await;
+    gateway.finalize(1).await.unwrap();
+    for _ in 0..1_000 {
+        if gateway.escrows().is_empty() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let bearer = format!("Bearer {TOKEN}");
+    let refused = service.client.give_up(verb!(GiveUpRequest, scene, Some(&bearer))).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert!(refused.message().contains("is over (settled)"), "{refused}");
+    gateway.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

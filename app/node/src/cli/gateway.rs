@@ -2,6 +2,7 @@
 
 mod api_keys;
 mod operate;
+mod refusals;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -34,6 +35,7 @@ use super::keys::{Keyring, PrefixArgs};
 use super::output::{Format, Io};
 use super::{start, values, wiring};
 use crate::solo::Signals;
+use refusals::{creation_remedy, unreadable};
 
 /// Between two tidyings of histograms.
 const TIDY: Duration = Duration::from_secs(5);
@@ -82,10 +84,10 @@ struct RunArgs {
     /// Slots of the group of an escrow that is created
     #[arg(long, env = "HOLDFASTD_GATEWAY_SLOTS", value_name = "N", default_value = "4", value_parser = slots)]
     slots: u32,
-    /// IP and port for applications; port 0 takes a free one
+    /// IP or localhost, and port, for applications; port 0 takes a free one
     #[arg(long, env = "HOLDFASTD_GATEWAY_HTTP", value_name = "ADDR", default_value = "127.0.0.1:8080", value_parser = values::listen)]
     http: SocketAddr,
-    /// IP and port for hosts and operators; port 0 takes a free one
+    /// IP or localhost, and port, for hosts and operators; port 0 takes a free one
     #[arg(long, env = "HOLDFASTD_GATEWAY_GRPC", value_name = "ADDR", default_value = "127.0.0.1:9300", value_parser = values::listen)]
     grpc: SocketAddr,
     /// URL at which hosts reach --grpc, written into escrows that are created [default: http:// and --grpc]
@@ -141,7 +143,7 @@ struct RunArgs {
     )]
     output: Format,
     /// What to log on standard error: error, warn, info, debug, trace, or pairs such as holdfast_gateway=debug with commas
-    #[arg(long, env = "HOLDFASTD_LOG_LEVEL", value_name = "LEVEL", default_value = "info", value_parser = start::log_level)]
+    #[arg(long, env = "HOLDFASTD_LOG_LEVEL", value_name = "LEVEL", default_value = start::LOG_LEVEL, value_parser = start::log_level)]
     log_level: String,
 }
 
@@ -244,6 +246,9 @@ async fn serve(args: &RunArgs, io: &mut Io<'_>) -> Result<()> {
     if let Err(error) = opened {
         gateway.stop().await;
         return Err(error);
+    }
+    if keys.is_empty() {
+        tracing::warn!("gateway_api_open: without --api-keys whoever reaches --http spends the escrows");
     }
     gateway.begin();
 
@@ -480,7 +485,10 @@ fn gateway_failure(hrp: &Hrp, field: &str, error: GatewayError) -> anyhow::Error
         GatewayError::Deliver(DeliverError::Chain(ChainError::Unreachable(text))) => {
             chain_failure(ChainError::Unreachable(text))
         }
-        GatewayError::Deliver(error @ DeliverError::Chain(_)) => fail(43, field, error.to_string()),
+        GatewayError::Deliver(DeliverError::Chain(error)) => {
+            let (field, remedy) = creation_remedy(field, &error);
+            fail(43, field, format!("{error}{remedy}"))
+        }
         GatewayError::Deliver(error @ DeliverError::Void { .. }) => fail(44, field, error.to_string()),
         GatewayError::NotOurs { escrow_id, expected, found } => {
             let (expected, found) = (expected.to_bech32(hrp), found.to_bech32(hrp));
@@ -489,6 +497,7 @@ fn gateway_failure(hrp: &Hrp, field: &str, error: GatewayError) -> anyhow::Error
             );
             fail(97, field, text)
         }
+        error @ GatewayError::TooSmall { .. } => fail(12, field, error.to_string()),
         GatewayError::Open { source: OpenError::Storage(_), .. }
         | GatewayError::Journal(_)
         | GatewayError::Unopened { .. } => fail(96, "--data", error.to_string()),

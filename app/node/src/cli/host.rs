@@ -112,7 +112,7 @@ pub(crate) struct HostArgs {
     )]
     output: Format,
     /// What to log on standard error: error, warn, info, debug, trace, or pairs such as holdfast_host=debug with commas
-    #[arg(long, env = "HOLDFASTD_LOG_LEVEL", value_name = "LEVEL", default_value = "info", value_parser = start::log_level)]
+    #[arg(long, env = "HOLDFASTD_LOG_LEVEL", value_name = "LEVEL", default_value = start::LOG_LEVEL, value_parser = start::log_level)]
     log_level: String,
 }
 

@@ -209,6 +209,7 @@ fn create(args: &LocalnetArgs, net: &GatewayArgs, root: &Path, words: &[String])
     Ok(GatewayNet {
         holdfastd: std::env::current_exe().map_err(|e| io_failure("holdfastd".as_ref(), &e))?,
         home: root.to_path_buf(),
+        temporary: net.home.is_none(),
         chain_id: chain_id.to_owned(),
         block_seconds: net.block_seconds.clone().unwrap_or_else(|| "0.3".into()),
         key,

@@ -49,7 +49,7 @@ pub(crate) struct StartArgs {
     #[arg(long, env = "HOLDFASTD_MINIMUM_GAS_PRICES", value_name = "PRICE", value_parser = values::gas_price)]
     minimum_gas_prices: Option<(u128, String)>,
     /// What to log on standard error: error, warn, info, debug, trace, or pairs such as holdfast_node=debug with commas
-    #[arg(long, env = "HOLDFASTD_LOG_LEVEL", value_name = "LEVEL", default_value = "info,fjall=warn,lsm_tree=warn", value_parser = log_level)]
+    #[arg(long, env = "HOLDFASTD_LOG_LEVEL", value_name = "LEVEL", default_value = LOG_LEVEL, value_parser = log_level)]
     log_level: String,
 }
 
@@ -61,6 +61,9 @@ enum Engine {
     /// CometBFT, with this process as its application
     Comet,
 }
+
+/// What is logged unless it is said: the stores below tell much that nobody asked for.
+pub(crate) const LOG_LEVEL: &str = "info,fjall=warn,lsm_tree=warn";
 
 /// Rules of what is logged, in the form of `RUST_LOG`.
 pub(crate) fn log_level(text: &str) -> Result<String, String> {

@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 use tracing_subscriber::EnvFilter;
 
 use super::backend::BackendArgs;
-use super::error::fail;
+use super::error::{fail, in_use};
 use super::output::{Format, Io};
 use super::{model, start, values, wiring};
 
@@ -117,11 +117,7 @@ async fn tell_of_a_stall(faulty: Arc<FaultyHost>) {
 
 pub(super) fn cannot_listen(address: SocketAddr, error: &io::Error) -> anyhow::Error {
     match error.kind() {
-        io::ErrorKind::AddrInUse => fail(
-            81,
-            "--listen",
-            format!("{address} is in use; stop what listens there, or give another port"),
-        ),
+        io::ErrorKind::AddrInUse => in_use("--listen", address, error),
         _ => fail(92, "--listen", format!("{address}: {error}; give an address of this machine")),
     }
 }

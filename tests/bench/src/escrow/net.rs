@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow};
 use holdfast_app::keys::SecretKey;
 use holdfast_escrow::session::{ApplyError, Diff, FrozenConfig, Hash, State, apply};
-use holdfast_gateway::chain::{Chain, ChainFuture, EscrowRow, EscrowStatus, Order, ProbeReady, TxOutcome};
+use holdfast_gateway::chain::{Chain, ChainFuture, EscrowRow, EscrowStatus, Order, Prices, ProbeReady, TxOutcome};
 use holdfast_gateway::driver::{Clock as GatewayClock, CoreOpener, Gateway, Journal, Parts};
 use holdfast_gateway::openai::{self, Api, ApiConfig, MemBudgets, MemReplies, Seams};
 use holdfast_gateway::settings::Settings;
@@ -107,6 +107,10 @@ impl Chain for Still {
 
     fn token_price(&self) -> ChainFuture<'_, u128> {
         Box::pin(async { Ok(1) })
+    }
+
+    fn prices(&self) -> ChainFuture<'_, Prices> {
+        Box::pin(async { Ok(Prices { create_fee: 1, fee_per_nonce: 1, token_price: 1 }) })
     }
 
     fn submit(&self, _: Order, _: u64) -> ChainFuture<'_, String> {

@@ -185,6 +185,43 @@ fn a_session_is_finalized_signed_and_paid_exactly() {
 }
 
 #[test]
+fn a_session_that_lacks_a_signature_says_whose_and_is_paid_once_that_host_is_emptied() {
+    let mut world = World::new(3);
+    world.run(100);
+    world.host(2).fork_at = Some(2);
+    for _ in 0..3 {
+        world.ask();
+        world.run(20);
+    }
+    assert_eq!((world.core.status().phase, world.core.status().signatures), ("active", None));
+    world.send(Event::Finalize);
+    world.run(1);
+    assert_eq!(world.core.status().phase, "ending");
+    world.run(180_000);
+    // Three slots need all three; the forked one signs another root.
+    assert_eq!((world.core.status().phase, world.core.status().signatures), ("frozen", Some((2, 3))));
+    let signed = |world: &World, index: usize| {
+        let rows = world.core.status().participants;
+        rows.iter().find(|row| row.address == world.names[index]).unwrap().signed
+    };
+    assert_eq!([0, 1, 2].map(|index| signed(&world, index)), [true, true, false]);
+    let said: Vec<_> =
+        world.logs.iter().filter(|line| line.stage == "escrow_signature_missing").cloned().collect();
+    assert_eq!(said.len(), 1, "{said:?}");
+    assert_eq!((said[0].participant, said[0].alarm), (Some(world.names[2]), true));
+    let field = |name: &str| world.field("escrow_signature_missing", name);
+    assert_eq!([field("have"), field("need"), field("why")], [["2"], ["3"], ["flagged"]]);
+    assert!(world.settlements.is_empty());
+    // What the line advises.
+    world.host(2).fork_at = None;
+    world.host(2).wipe();
+    world.run(20_000);
+    assert_eq!(world.core.status().signatures, Some((3, 3)));
+    let settlement = world.settlements[0].clone();
+    world.pays(&settlement, Mode::Settle);
+}
+
+#[test]
 fn requests_in_flight_end_before_the_session_does() {
     let mut world = World::new(4);
     world.run(100);

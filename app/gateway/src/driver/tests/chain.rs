@@ -8,7 +8,7 @@ use holdfast_escrow::session::FrozenConfig;
 use holdfast_escrow::session::settle::{Mode, Payout, verify};
 use holdfast_types::Address;
 
-use crate::chain::{Chain, EscrowRow, EscrowStatus, Order, ProbeReady, ProbeStart, TxOutcome};
+use crate::chain::{Chain, EscrowRow, EscrowStatus, Order, Prices, ProbeReady, ProbeStart, TxOutcome};
 
 /// What happens to the next transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -134,6 +134,17 @@ impl Chain for FakeChain {
 
     fn token_price(&self) -> ChainFuture<'_, u128> {
         Box::pin(async { Ok(1) })
+    }
+
+    fn prices(&self) -> ChainFuture<'_, Prices> {
+        Box::pin(async {
+            let terms = self.world().template.clone().unwrap();
+            Ok(Prices {
+                create_fee: terms.create_fee,
+                fee_per_nonce: terms.fee_per_nonce,
+                token_price: terms.token_price,
+            })
+        })
     }
 
     fn submit(&self, order: Order, _: u64) -> ChainFuture<'_, String> {

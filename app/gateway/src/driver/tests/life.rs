@@ -150,6 +150,25 @@ async fn an_escrow_near_its_end_is_replaced_within_the_budget_and_nothing_of_it_
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_escrow_that_could_pay_no_request_is_refused_before_it_is_paid() {
+    let scene = Scene::new().await;
+    scene.chain.world().rows.clear();
+    let gateway = scene.gateway();
+    let new = |amount| NewEscrow { model: "m1".into(), amount, slots: 3, gateway_url: String::new() };
+    // A creation costs 10; 66 tokens and a nonce at a coin each: 77.
+    let refused = gateway.create_first(new(76)).await.unwrap_err();
+    assert!(
+        matches!(refused, GatewayError::TooSmall { amount: 76, create_fee: 10, smallest: 67 }),
+        "{refused}"
+    );
+    assert!(refused.to_string().contains("give at least 77"), "{refused}");
+    assert_eq!((scene.chain.world().creates, gateway.0.journal.intent().unwrap()), (0, None));
+    let id = gateway.create_first(new(77)).await.unwrap();
+    assert_eq!((scene.chain.world().creates, gateway.escrows()), (1, vec![id]));
+    within(gateway.stop()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_escrow_whose_creation_was_not_heard_of_is_taken_up_and_not_paid_twice() {
     let mut scene = Scene::new().await;
     let gateway = scene.gateway();

@@ -118,7 +118,7 @@ async fn what_is_left_of_an_escrow_that_can_pay_no_request_is_settled_without_a_
     while gateway.serves("m1") {
         match ask(&gateway).await.1 {
             Some(Event::Finished { .. }) => served += 1,
-            Some(Event::Failed(Failure::InsufficientBalance)) => {
+            Some(Event::Failed(Failure::InsufficientBalance { .. })) => {
                 refused += 1;
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }

@@ -106,7 +106,13 @@ async fn a_request_goes_to_an_escrow_that_can_pay_for_it() {
     }
     let mut dear = submission();
     dear.output_limit = 2_000_000;
-    assert_eq!(whole(gateway.submit(dear)).await.1, Some(Event::Failed(Failure::InsufficientBalance)));
+    // What the richer one has: 1,000,000 less the creation's 10 and what three requests took.
+    let Some(Event::Failed(Failure::InsufficientBalance { asked, left })) =
+        whole(gateway.submit(dear)).await.1
+    else {
+        panic!("it was not refused as too dear")
+    };
+    assert!(asked == 2_000_130 && (990_000..999_990).contains(&left), "{asked} {left}");
     let unknown = crate::openai::Submission { model: "m2".into(), ..submission() };
     assert!(matches!(
         whole(gateway.submit(unknown)).await.1,

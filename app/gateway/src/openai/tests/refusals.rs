@@ -8,10 +8,11 @@ async fn each_failure_of_the_sessions_has_its_row() {
     let cases = [
         (Failure::ContextLengthExceeded, 400, "context_length_exceeded", Some("messages"), None),
         (Failure::BodyRefused, 400, "invalid_request_error", Some("messages"), None),
-        (Failure::InsufficientBalance, 402, "insufficient_quota", None, None),
+        (Failure::InsufficientBalance { asked: 1162, left: 90 }, 402, "insufficient_quota", None, None),
         (Failure::QueueFull { retry_after_ms }, 429, "rate_limit_exceeded", None, Some("3")),
         (Failure::NoAvailableHost { retry_after_ms }, 503, "no_available_host", None, Some("3")),
         (Failure::EscrowExhausted { retry_after_ms: 0 }, 503, "escrow_exhausted", None, Some("1")),
+        (Failure::EscrowEnding { retry_after_ms }, 503, "escrow_exhausted", None, Some("3")),
         (Failure::SelfSuspect { retry_after_ms: u64::MAX }, 503, "gateway_self_suspect", None, Some("3600")),
         (Failure::DeadlineExceeded, 504, "deadline_exceeded", None, None),
         (Failure::Storage { retry_after_ms }, 503, "storage_unavailable", None, Some("3")),

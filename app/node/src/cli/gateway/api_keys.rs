@@ -17,7 +17,7 @@ use anyhow::Result;
 use holdfast_gateway::openai::KeyConfig;
 use serde::Deserialize;
 
-use super::super::error::{fail, io_failure};
+use super::super::error::fail;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -39,7 +39,7 @@ struct Row {
 
 /// The keys of the file; at least one.
 pub(super) fn read(path: &Path) -> Result<Vec<KeyConfig>> {
-    let text = std::fs::read_to_string(path).map_err(|e| io_failure(path, &e))?;
+    let text = std::fs::read_to_string(path).map_err(|e| super::unreadable("--api-keys", path, &e))?;
     parse(&text).map_err(|problem| fail(12, "--api-keys", format!("{}: {problem}", path.display())))
 }
 
@@ -48,7 +48,12 @@ fn parse(text: &str) -> Result<Vec<KeyConfig>, String> {
     let file: File = toml::from_str(text).map_err(|e| {
         let line =
             e.span().map_or(0, |span| text.get(..span.start).unwrap_or_default().matches('\n').count() + 1);
-        format!("line {line}: {}", e.message())
+        match e.message() {
+            message if message.contains("expected a sequence") => {
+                format!("line {line}: write [[key]], in two pairs of brackets, above each key")
+            }
+            message => format!("line {line}: {message}"),
+        }
     })?;
     if file.key.is_empty() {
         return Err("it has no [[key]]; leave the flag out for an open API".to_owned());
@@ -100,6 +105,7 @@ mod tests {
         for (text, wanted) in [
             ("", "missing field"),
             ("key = []", "no [[key]]"),
+            ("[key]\nname = 'a'\ntext = 'sk-secret-1'", "line 1: write [[key]]"),
             ("[[key]]\nname = 'a'", "sha256 or text"),
             ("[[key]]\nname = 'a'\nsha256 = '00'", "64 hex digits"),
             ("[[key]]\nname = 'a'\ntext = 'short'", "8 bytes"),

@@ -12,7 +12,7 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 
-use super::super::error::{fail, io_failure};
+use super::super::error::fail;
 use super::super::output::{Format, Io};
 use super::super::{values, wiring};
 
@@ -96,8 +96,8 @@ pub(super) struct HostArgs {
     /// Id of the escrow
     #[arg(value_name = "ESCROW", value_parser = super::id)]
     escrow_id: u64,
-    /// Address of the host
-    #[arg(value_name = "PARTICIPANT")]
+    /// Address of the host, as `escrows` shows it
+    #[arg(value_name = "ADDRESS")]
     participant: String,
 }
 
@@ -135,7 +135,7 @@ pub(super) fn token(path: &Path) -> Result<OperatorToken> {
 }
 
 fn read(path: &Path) -> Result<String> {
-    std::fs::read_to_string(path).map_err(|e| io_failure(path, &e))
+    std::fs::read_to_string(path).map_err(|e| super::unreadable("--operator-token-file", path, &e))
 }
 
 /// The header of a verb.
@@ -173,6 +173,18 @@ fn refused(status: Status) -> anyhow::Error {
     }
 }
 
+/// A refusal of a verb; a token that is another gateway's is named by its file.
+fn verb_refused(status: Status, token_file: &Path) -> anyhow::Error {
+    if status.code() != Code::Unauthenticated {
+        return refused(status);
+    }
+    let text = format!(
+        "{}: its token is not that of this gateway; give the file that the gateway was started with",
+        token_file.display()
+    );
+    fail(42, "--operator-token-file", text)
+}
+
 /// A verb about one host: the messages have the same fields, each its own name.
 macro_rules! host_verb {
     ($args:ident, $io:ident, $message:ident, $call:ident) => {{
@@ -185,7 +197,9 @@ macro_rules! host_verb {
             reason: $args.audit.reason.clone(),
         });
         request.metadata_mut().insert("authorization", header);
-        print(&client.$call(request).await.map_err(refused)?.into_inner(), &$args.reach, $io)
+        let answer = client.$call(request).await;
+        let answer = answer.map_err(|status| verb_refused(status, &$args.audit.operator_token_file))?;
+        print(&answer.into_inner(), &$args.reach, $io)
     }};
 }
 
@@ -241,7 +255,9 @@ async fn call(verb: &GatewayVerb, io: &mut Io<'_>) -> Result<()> {
                 reason: args.audit.reason.clone(),
             });
             request.metadata_mut().insert("authorization", header);
-            print(&client.finalize(request).await.map_err(refused)?.into_inner(), &args.reach, io)
+            let answer = client.finalize(request).await;
+            let answer = answer.map_err(|status| verb_refused(status, &args.audit.operator_token_file))?;
+            print(&answer.into_inner(), &args.reach, io)
         }
     }
 }

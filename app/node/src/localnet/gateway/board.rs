@@ -148,6 +148,11 @@ pub struct Board {
     pub next_seq: u64,
 }
 
+/// A decimal amount; an empty one is none.
+fn units(text: &str) -> u128 {
+    text.parse().unwrap_or(0)
+}
+
 fn add(into: &mut pb::Participant, more: &pb::Participant) {
     into.cursor = more.cursor;
     into.slots.clone_from(&more.slots);
@@ -167,6 +172,7 @@ fn add(into: &mut pb::Participant, more: &pb::Participant) {
     into.restored = into.restored.saturating_add(more.restored);
     into.gave_up = into.gave_up.saturating_add(more.gave_up);
     into.flagged |= more.flagged;
+    into.cost = units(&into.cost).saturating_add(units(&more.cost)).to_string();
 }
 
 impl Board {
@@ -233,6 +239,47 @@ impl Board {
         }
     }
 
+    /// What is not decided yet, for a reader: inferences by host, requests that wait.
+    #[must_use]
+    pub fn undecided(&self) -> String {
+        let mut parts = Vec::new();
+        for host in &self.hosts {
+            let row = &host.counters;
+            let over = [row.completed, row.missed, row.errored, row.released, row.drained];
+            let open = u64::from(row.started).saturating_sub(over.into_iter().map(u64::from).sum());
+            if open > 0 {
+                let noun = if open == 1 { "inference" } else { "inferences" };
+                parts.push(format!("{open} {noun} of {} not decided", host.name));
+            }
+        }
+        let queued: u64 = self.sessions.iter().map(|session| u64::from(session.queued)).sum();
+        if queued > 0 {
+            parts.push(format!("{queued} requests wait"));
+        }
+        parts.join(", ")
+    }
+
+    /// Hosts that are withheld or down, and why that is not over.
+    #[must_use]
+    pub fn withheld(&self) -> String {
+        let out = self.hosts.iter().filter(|host| host.state() != HostState::Serving);
+        let told = out.map(|host| format!("{} {}", host.name, host.state().word().to_lowercase()));
+        told.collect::<Vec<_>>().join(", ")
+    }
+
+    /// How far sessions are on their way to the settlement.
+    #[must_use]
+    pub fn ends(&self) -> String {
+        let told = self.sessions.iter().map(|session| {
+            let signed = match session.signatures_need {
+                0 => String::new(),
+                need => format!(", {} of {need} signatures", session.signatures_have),
+            };
+            format!("escrow {} {}{signed}", session.escrow_id, session.phase)
+        });
+        told.collect::<Vec<_>>().join(", ")
+    }
+
     /// Sessions in which an inference or a request is open. Live rows are no measure: they stay for a while after their end,
     /// without a reserve.
     #[must_use]
@@ -282,17 +329,53 @@ mod tests {
     }
 
     #[test]
+    fn what_a_run_waits_for_is_named() {
+        let mut board = board();
+        assert_eq!((board.undecided(), board.withheld(), board.ends()), Default::default());
+        let row = pb::Participant {
+            address: "hold11".into(),
+            started: 9,
+            completed: 5,
+            missed: 1,
+            errored: 1,
+            released: 1,
+            ..Default::default()
+        };
+        let session = pb::EscrowSession {
+            escrow_id: 1,
+            phase: "frozen".into(),
+            queued: 2,
+            signatures_have: 2,
+            signatures_need: 3,
+            participants: vec![row],
+            ..Default::default()
+        };
+        board.sessions(vec![session]);
+        assert_eq!(board.undecided(), "1 inference of host1 not decided, 2 requests wait");
+        assert_eq!(board.ends(), "escrow 1 frozen, 2 of 3 signatures");
+        board.flag_changed(10, news(4, "escrow_participant_state_blocked", RepairPhase::Waiting));
+        board.process(30, 0, false);
+        assert_eq!(board.withheld(), "host0 down, host1 withheld");
+    }
+
+    #[test]
     fn counters_of_several_sessions_are_added() {
         let mut board = board();
         let session = |completed| {
-            let row =
-                pb::Participant { address: "hold10".into(), completed, blocked_ms: 5, ..Default::default() };
+            let row = pb::Participant {
+                address: "hold10".into(),
+                completed,
+                blocked_ms: 5,
+                cost: (completed * 100).to_string(),
+                ..Default::default()
+            };
             let reserved = (completed - 3).to_string();
             pb::EscrowSession { live: 2, reserved, participants: vec![row], ..Default::default() }
         };
         board.sessions(vec![session(3), session(4)]);
         let counters = &board.hosts[0].counters;
         assert_eq!((counters.completed, counters.blocked_ms, board.open()), (7, 10, 1));
+        assert_eq!(counters.cost, "700");
         board.sessions(vec![session(3)]);
         assert_eq!(board.hosts[0].counters.completed, 3);
     }

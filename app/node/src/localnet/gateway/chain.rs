@@ -32,6 +32,11 @@ impl Payer {
         outcome.escrow_id.context("the chain has no escrow of ours")
     }
 
+    /// The last block's height; before the first one an error.
+    pub(super) async fn height(&self) -> Result<u64> {
+        Ok(self.0.client().height().await?)
+    }
+
     /// The escrow's row.
     pub(super) async fn escrow(&self, escrow_id: u64) -> Result<pb::Escrow> {
         let request = pb::QueryEscrowRequest { escrow_id };

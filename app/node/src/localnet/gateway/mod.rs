@@ -59,6 +59,8 @@ pub struct GatewayNet {
     pub holdfastd: PathBuf,
     /// Folder of everything.
     pub home: PathBuf,
+    /// Whether that goes when the run ends well.
+    pub temporary: bool,
     /// Chain id.
     pub chain_id: String,
     /// Seconds between two blocks, as `holdfastd start` takes them.

@@ -33,6 +33,9 @@ const OPEN: Duration = Duration::from_secs(240);
 const REPAIRS: Duration = Duration::from_secs(120);
 /// Longest wait for the settlement: what is in flight is drained first.
 const SETTLE: Duration = Duration::from_secs(120);
+/// Stages that wait for something by name.
+const WAITS_OPEN: &str = "waits for what is open";
+const WAITS_REPAIRS: &str = "waits for repairs";
 /// Changes of flags that wait to be looked at.
 const CHANGES: usize = 1024;
 
@@ -70,6 +73,8 @@ pub(super) struct Net<'a> {
     show: Show,
     began: Instant,
     stage: &'static str,
+    /// Until when the stage lasts at most.
+    until: Option<Instant>,
     counts: Arc<Counts>,
     /// Attempt for which an operator's verb was sent, by host.
     forced: Vec<(u64, u32)>,
@@ -105,6 +110,7 @@ impl<'a> Net<'a> {
             show: Show::new(plan.headless),
             began: Instant::now(),
             stage: "starts",
+            until: None,
             counts: Arc::default(),
             forced: vec![(0, 0); plan.hosts.len()],
         }
@@ -167,13 +173,27 @@ impl<'a> Net<'a> {
         self.counts.now()
     }
 
-    fn enter(&mut self, stage: &'static str) -> Result<()> {
-        self.stage = stage;
+    fn enter(&mut self, stage: &'static str, most: Option<Duration>) -> Result<()> {
+        (self.stage, self.until) = (stage, most.map(|most| Instant::now() + most));
         self.draw(true)
     }
 
+    /// What the stage waits for, and how long at most.
+    fn waits(&self) -> String {
+        let Some(until) = self.until else { return String::new() };
+        let what = match self.stage {
+            WAITS_OPEN => self.board.undecided(),
+            WAITS_REPAIRS => self.board.withheld(),
+            _ => self.board.ends(),
+        };
+        let left = until.saturating_duration_since(Instant::now()).as_secs();
+        if what.is_empty() { String::new() } else { format!("{what}, at most {left} s more") }
+    }
+
     fn draw(&mut self, force: bool) -> Result<()> {
+        let waits = self.waits();
         let view = View {
+            waits: &waits,
             requests: self.requests(),
             wanted: self.plan.requests,
             stage: self.stage,
@@ -201,7 +221,7 @@ impl<'a> Net<'a> {
             cancel_every: self.plan.cancel_every,
             seed: self.plan.seed,
         };
-        self.enter("load")?;
+        self.enter("load", None)?;
         if wanted == 0 {
             loop {
                 self.look(&mut up).await?;
@@ -211,12 +231,12 @@ impl<'a> Net<'a> {
         let mut clients = load::spawn(&load, &self.counts);
         self.until_idle(&mut up, &mut clients).await?;
         let load_ms = self.elapsed_ms();
-        self.enter("waits for what is open")?;
+        self.enter(WAITS_OPEN, Some(OPEN))?;
         self.wait(&mut up, OPEN, |net| net.board.gateway_up && net.board.open() == 0).await?;
-        self.enter("waits for repairs")?;
+        self.enter(WAITS_REPAIRS, Some(REPAIRS))?;
         self.wait(&mut up, REPAIRS, Self::only_lasting).await?;
         let flagged: Vec<bool> = self.board.hosts.iter().map(|host| host.flag.is_some()).collect();
-        self.enter("settles")?;
+        self.enter("settles", Some(SETTLE))?;
         self.settle(&mut up).await?;
         let mut outcome = self.outcome(&up).await?;
         for (host, flagged) in outcome.hosts.iter_mut().zip(flagged) {
@@ -238,8 +258,12 @@ impl<'a> Net<'a> {
         let chain = Payer::connect(&chain_grpc, plan.key.clone()).await?;
         let until = Instant::now() + BEGIN;
         let before = loop {
-            // Before its first block the chain has no state to ask.
-            match self.balances(&chain).await {
+            // Before its first block the chain has no state to ask, or only that of its genesis and no height.
+            let looked = async {
+                chain.height().await?;
+                self.balances(&chain).await
+            };
+            match looked.await {
                 Ok(before) => break before,
                 Err(error) if Instant::now() > until => return Err(error.context("the chain does not begin")),
                 Err(_) => tokio::time::sleep(LOOK).await,
@@ -275,10 +299,11 @@ impl<'a> Net<'a> {
         }
         say::line(format_args!("chain {} at {}, escrow {escrow_id}", plan.chain_id, up.chain_grpc))?;
         say::line(format_args!(
-            "gateway at http://{}/v1, model {}; logs in {}",
+            "gateway at http://{}/v1, model {}; logs in {}{}",
             up.http,
             plan.model,
-            plan.home.display()
+            plan.home.display(),
+            if plan.temporary { ", removed at a good end; --home keeps them" } else { "" }
         ))?;
         Ok(up)
     }

@@ -51,7 +51,7 @@ fn meaning(state: HostState) -> &'static str {
         HostState::Teaching => "is taught",
         HostState::Verifying => "is asked for proof",
         HostState::GaveUp => "given up",
-        HostState::Stopped => "session over",
+        HostState::Stopped => "withheld, session over",
         HostState::Down => "process down",
     }
 }
@@ -197,7 +197,6 @@ fn table(out: &mut String, report: &Report<'_>, board: &Board) {
          <th>withheld, s</th><th>passes</th><th>ghosts</th><th>earned</th></tr>\n",
     );
     for (host, row) in report.outcome.hosts.iter().zip(&board.hosts) {
-        let state = row.stretches.last().map_or(HostState::Serving, |stretch| stretch.state);
         let counters = &row.counters;
         push(
             out,
@@ -205,7 +204,7 @@ fn table(out: &mut String, report: &Report<'_>, board: &Board) {
                 "<tr><td class=\"l\">{}</td><td class=\"l\">{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>\
                  <td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>\n",
                 escape(&host.name),
-                if host.flagged { format!("flagged: {}", meaning(state)) } else { "serving".into() },
+                if host.flagged { "withheld" } else { "serving" },
                 thousands(host.completed),
                 thousands(host.missed),
                 thousands(host.repair_attempts),
@@ -221,6 +220,28 @@ fn table(out: &mut String, report: &Report<'_>, board: &Board) {
     out.push_str("</table></div>\n</section>\n");
 }
 
+/// A change in plain words; what has none stands as it is.
+fn gloss(what: &str) -> &str {
+    match what {
+        "escrow_participant_state_blocked" => {
+            "its state is another: it gets no more requests (escrow_participant_state_blocked)"
+        }
+        "escrow_participant_state_repair_started" => {
+            "its repair begins (escrow_participant_state_repair_started)"
+        }
+        "escrow_participant_state_repair_attempt" => {
+            "it is taught and asked for proof (escrow_participant_state_repair_attempt)"
+        }
+        "escrow_participant_state_unblocked" => {
+            "it proved that it holds our state: it gets requests again (escrow_participant_state_unblocked)"
+        }
+        "escrow_participant_state_repair_gave_up" => {
+            "its repair is given up: it is charged (escrow_participant_state_repair_gave_up)"
+        }
+        other => other,
+    }
+}
+
 fn events(out: &mut String, report: &Report<'_>, board: &Board) {
     out.push_str("<section>\n<h2>What happened</h2>\n<div class=\"wide\"><table class=\"dense\">\n");
     for change in report.changes.iter().take(LISTED) {
@@ -231,7 +252,7 @@ fn events(out: &mut String, report: &Report<'_>, board: &Board) {
                 "<tr><td>{} s</td><td class=\"l\">{}</td><td class=\"l w\">{}</td></tr>\n",
                 seconds(change.at_ms),
                 escape(host),
-                escape(&change.what),
+                escape(gloss(&change.what)),
             ),
         );
     }
@@ -286,7 +307,8 @@ pub(super) fn page(report: &Report<'_>, board: &Board, picture: &str) -> String 
         &mut out,
         format_args!(
             "<p>The escrow held {} base units: {} went to hosts, {} are fees, {} went back. Balances of the chain say \
-             the same: <b>{}</b>.</p>\n</section>\n<section>\n<h2>Time line</h2>\n<figure class=\"wide\">{picture}</figure>\n\
+             the same: <b>{}</b>.</p>\n</section>\n<section>\n<h2>Time line</h2>\n<p>An attempt to teach a host and to \
+             ask it for proof takes milliseconds: a thin line.</p>\n<figure class=\"wide\">{picture}</figure>\n\
              </section>\n",
             escape(&coins.amount),
             escape(&coins.paid),
@@ -335,6 +357,7 @@ mod tests {
         );
         let mut board = Board { hosts: vec![row, evil], ..Board::default() };
         board.change(12, Some(1), "<script>");
+        board.change(13, Some(1), "escrow_participant_state_unblocked");
         let coins = Coins {
             conserved: true,
             settled: true,
@@ -361,9 +384,14 @@ mod tests {
         // Half of the run lies in the middle of the plot; a stretch without length is still seen.
         assert!(picture.contains("class=\"s-teaching\" x=\"630\" y=\"99\" width=\"2\""), "{picture}");
         let page = page(&report, &board, &picture);
-        for part in
-            ["host0", "&lt;b&gt;", "&lt;script&gt;", "503 no_available_host", "computes another state"]
-        {
+        for part in [
+            "host0",
+            "&lt;b&gt;",
+            "&lt;script&gt;",
+            "503 no_available_host",
+            "computes another state",
+            "it gets requests again (escrow_participant_state_unblocked)",
+        ] {
             assert!(page.contains(part), "{part}");
         }
         assert!(!page.contains("<script"));

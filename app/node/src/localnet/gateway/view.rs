@@ -15,6 +15,8 @@ pub(super) struct View<'a> {
     pub(super) wanted: u64,
     /// What the run is at: `load`, `waits for repairs`, `settles`.
     pub(super) stage: &'a str,
+    /// What the stage waits for and how long at most; empty: for nothing.
+    pub(super) waits: &'a str,
     /// Milliseconds since the load began.
     pub(super) elapsed_ms: u64,
 }
@@ -30,6 +32,11 @@ fn paint(state: HostState) -> Paint {
 
 fn seconds(ms: u64) -> String {
     format!("{}.{} s", ms / 1000, ms / 100 % 10)
+}
+
+/// The stage with what it waits for.
+fn stage(view: &View<'_>) -> String {
+    if view.waits.is_empty() { view.stage.to_owned() } else { format!("{}: {}", view.stage, view.waits) }
 }
 
 /// What a flagged host is at.
@@ -52,7 +59,7 @@ pub(super) fn frame(view: &View<'_>, screen: Screen) -> String {
         line()
             .add(Paint::Bold, "Holdfast localnet")
             .add(Paint::Plain, if screen.unicode { " \u{2014} " } else { " - " })
-            .add(Paint::Plain, view.stage)
+            .add(Paint::Plain, &stage(view))
             .add(Paint::Dim, &format!("  {}", seconds(view.elapsed_ms))),
         requests(line(), view),
         line(),
@@ -113,7 +120,7 @@ fn requests(line: Line, view: &View<'_>) -> Line {
         .add(if failed == 0 { Paint::Plain } else { Paint::Red }, &format!("failed {}   ", thousands(failed)))
         .add(
             Paint::Plain,
-            &format!("cancelled {}   open {}", thousands(cancelled), thousands(view.requests.open())),
+            &format!("cancelled {}   under way {}", thousands(cancelled), thousands(view.requests.open())),
         )
 }
 
@@ -133,7 +140,7 @@ pub(super) fn log_line(view: &View<'_>) -> String {
         "{} {}: {offered}/{} offered, {completed} answered, {failed} failed, {cancelled} cancelled; hosts: {} serving, \
          {flagged} flagged, {} down; escrow {}",
         seconds(view.elapsed_ms),
-        view.stage,
+        stage(view),
         view.wanted,
         count(HostState::Serving),
         count(HostState::Down),
@@ -171,7 +178,7 @@ mod tests {
         board.sessions.push(pb::EscrowSession { escrow_id: 1, nonce: 77, ..Default::default() });
         board.change(1_250, Some(4), "escrow_participant_state_blocked");
         let requests = Requests { offered: 9, completed: 5, failed: 1, cancelled: 1 };
-        let view = View { board: &board, requests, wanted: 10, stage: "load", elapsed_ms: 2_340 };
+        let view = View { board: &board, requests, wanted: 10, stage: "load", waits: "", elapsed_ms: 2_340 };
         for (width, height) in [(0, 0), (1, 1), (20, 5), (200, 60)] {
             let screen = Screen { width, height, colour: false, unicode: false };
             let text = frame(&view, screen);
@@ -192,5 +199,10 @@ mod tests {
             log_line(&view),
             "2.3 s load: 9/10 offered, 5 answered, 1 failed, 1 cancelled; hosts: 8 serving, 1 flagged, 0 down; escrow 1 at 77"
         );
+        let waits = "1 inference of host2 not decided, at most 57 s more";
+        let view = View { stage: "waits for what is open", waits, ..view };
+        let wanted = format!("2.3 s waits for what is open: {waits}: 9/10 offered");
+        assert!(log_line(&view).starts_with(&wanted), "{}", log_line(&view));
+        assert!(frame(&view, screen).contains(waits));
     }
 }
