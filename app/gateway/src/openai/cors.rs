@@ -7,7 +7,7 @@ use http::header::{
 use http::{HeaderMap, HeaderValue};
 
 const EXPOSED: HeaderValue = HeaderValue::from_static(
-    "x-request-id, x-holdfast-escrow, x-holdfast-nonce, x-holdfast-executor, retry-after",
+    "x-request-id, x-holdfast-escrow, x-holdfast-nonce, x-holdfast-executor, retry-after, x-should-retry, idempotent-replayed",
 );
 const METHODS: HeaderValue = HeaderValue::from_static("GET, POST");
 /// Any: a list would have to follow what the official clients send. `*` does not stand for `authorization`.

@@ -3,7 +3,7 @@
 //! | field | |
 //! |---|---|
 //! | `model`, `messages` or `prompt`, `max_tokens`, `max_completion_tokens`, `stop`, `seed`, `temperature`, `stream`, `stream_options` | obeyed |
-//! | `user`, `metadata`, `store`, `service_tier`, `safety_identifier`, `prompt_cache_key`, `prompt_cache_retention` | passed over: they do not change the answer |
+//! | `name` of a message; `user`, `metadata`, `store`, `service_tier`, `safety_identifier`, `prompt_cache_key`, `prompt_cache_retention` | passed over: they do not change the answer |
 //! | `top_p`, `n`, penalties, `logprobs`, `response_format` and the like | only with the value that changes nothing |
 //! | tools, functions, guided decoding, audio, and whatever is not known | 400 `unsupported_parameter` |
 //!
@@ -293,13 +293,7 @@ fn message(i: usize, value: &Value) -> Result<Message, ApiError> {
     let Value::Object(fields) = value else {
         return Err(ApiError::bad_field(format!("messages[{i}]"), "give an object of role and content"));
     };
-    for name in ["tool_calls", "function_call", "tool_call_id", "audio"] {
-        let given =
-            fields.get(name).is_some_and(|v| !v.is_null() && v.as_array().is_none_or(|a| !a.is_empty()));
-        if given {
-            return Err(ApiError::unsupported(format!("messages[{i}].{name}"), "leave it out"));
-        }
-    }
+    nothing_beside(&format!("messages[{i}]"), fields, &["role", "content", "name"])?;
     let param = format!("messages[{i}].role");
     let role = match fields.get("role").and_then(Value::as_str) {
         Some(role @ ("system" | "developer" | "user" | "assistant")) => role.to_owned(),
@@ -315,12 +309,24 @@ fn message(i: usize, value: &Value) -> Result<Message, ApiError> {
     Ok(Message { role, content })
 }
 
+/// Refuses what is not in `known`. Null and an empty list say nothing: answers that are sent back are full of them.
+fn nothing_beside(param: &str, fields: &Map<String, Value>, known: &[&str]) -> Result<(), ApiError> {
+    let says = |value: &Value| !value.is_null() && value.as_array().is_none_or(|list| !list.is_empty());
+    match fields.iter().find(|(name, value)| !known.contains(&name.as_str()) && says(value)) {
+        Some((name, _)) => Err(ApiError::unsupported(format!("{param}.{name}"), "leave it out")),
+        None => Ok(()),
+    }
+}
+
 /// The texts of a content in parts, a line each.
 fn content_parts(param: &str, parts: &[Value]) -> Result<String, ApiError> {
     let mut text = String::new();
     for (i, part) in parts.iter().enumerate() {
         match (part["type"].as_str(), part["text"].as_str()) {
             (Some("text"), Some(piece)) => {
+                if let Value::Object(fields) = part {
+                    nothing_beside(&format!("{param}[{i}]"), fields, &["type", "text"])?;
+                }
                 if i > 0 {
                     text.push('\n');
                 }

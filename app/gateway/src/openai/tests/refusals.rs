@@ -84,6 +84,12 @@ async fn what_is_no_request_is_refused_by_field() {
         (message(r#"{"role":"tool","content":"Hi"}"#), not, Some("messages[0].role")),
         (message(r#"{"role":"user"}"#), bad, Some("messages[0].content")),
         (message(r#"{"role":"user","content":null}"#), bad, Some("messages[0].content")),
+        (message(r#"{"role":"user","content":"Hi","bogus":1}"#), not, Some("messages[0].bogus")),
+        (
+            message(r#"{"role":"user","content":[{"type":"text","text":"a","x":1}]}"#),
+            not,
+            Some("messages[0].content[0].x"),
+        ),
         (message(r#"{"role":"user","content":[]}"#), bad, Some("messages[0].content")),
         (message(r#"{"role":"user","content":[{"type":"text"}]}"#), bad, Some("messages[0].content[0]")),
         (
