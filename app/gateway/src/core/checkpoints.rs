@@ -83,10 +83,10 @@ impl GatewayCore {
 
     /// The highest nonce up to `most` that a quorum signed: our state there, and the signatures.
     pub(super) fn last_signed(&self, most: u64) -> Option<(State, BTreeMap<Address, Signature>)> {
-        self.kept.range(..=most).rev().find_map(|(nonce, signed)| {
-            let quorum = self.signed_weight(*nonce) >= self.terms.quorum();
-            Some((self.state_at(*nonce).filter(|_| quorum)?, signed.clone()))
-        })
+        // The weight first: a state is replayed from the log.
+        let quorum = |nonce: &u64| self.signed_weight(*nonce) >= self.terms.quorum();
+        let mut held = self.kept.range(..=most).rev().filter(|(nonce, _)| quorum(nonce));
+        held.find_map(|(nonce, signed)| Some((self.state_at(*nonce)?, signed.clone())))
     }
 
     /// Our state at a nonce of the log, from the nearest snapshot below it.

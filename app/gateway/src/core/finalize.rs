@@ -87,7 +87,8 @@ impl GatewayCore {
     }
 
     pub(super) fn collect_for_dispute(&mut self, state: State) {
-        self.closing.collect = Some(Collect { state, dispute: true, asked_ms: None, rounds: 0, done: false });
+        let rounds = self.closing.collect.as_ref().map_or(0, |collect| collect.rounds);
+        self.closing.collect = Some(Collect { state, dispute: true, asked_ms: None, rounds, done: false });
     }
 
     /// The nonce that hosts are brought up to: our tip, or the last good one of a log that broke.
@@ -114,12 +115,16 @@ impl GatewayCore {
         if self.staged.is_some() || self.stopping || self.settling_in() {
             return;
         }
-        if self.corrupt.is_none() && self.meta.expired && self.closing.collect.is_none() {
-            // What hosts have told us belongs into what is paid.
-            if self.pending.len() > 0 && self.may_flush() {
+        if self.corrupt.is_none() && self.meta.expired {
+            // What hosts have told us belongs into what is paid: also what comes while they are asked to sign, for until it is
+            // published they withhold.
+            let asked = self.closing.collect.as_ref().map(|collect| (collect.done, collect.state.nonce()));
+            if asked.is_none() && self.pending.len() > 0 && self.may_flush() {
                 drop(self.advance(Step::Pass));
             }
-            self.collect_for_dispute(self.state.clone());
+            if asked.is_none_or(|(done, nonce)| !done && nonce < self.state.nonce()) {
+                self.collect_for_dispute(self.state.clone());
+            }
         }
         if self.corrupt.is_none() && !self.meta.expired && !self.suspected() {
             if self.state.phase() == Phase::Active

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
+use holdfast_app::grpc::{ChainError, ChainFuture};
 use holdfast_app::keys::SecretKey;
 use holdfast_escrow::session::{ApplyError, Diff, FrozenConfig, Hash, State, apply};
 use holdfast_gateway::chain::{Chain, EscrowRow, EscrowStatus, Order, Prices, ProbeReady, TxOutcome};

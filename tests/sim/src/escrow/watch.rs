@@ -293,14 +293,20 @@ impl Watch {
         Mark { ledger: self.ledger, flags: self.flags, since_give_up: self.since_give_up } = mark;
     }
 
-    /// The gateway opened its store again. Both come from the store.
-    pub(super) fn reopened(&mut self, flags: &BTreeMap<Address, FlagView>, log: &[Vec<u8>]) -> Check {
+    /// The gateway opened its store again; both come from there. `over`: the session was paid, and is let go of with its flags.
+    pub(super) fn reopened(
+        &mut self,
+        flags: &BTreeMap<Address, FlagView>,
+        log: &[Vec<u8>],
+        over: bool,
+    ) -> Check {
         self.totals.gateway_starts += 1;
         for (participant, before) in &self.flags {
             match flags.get(participant) {
                 Some(after) if after.generation >= before.generation => {}
                 // It died after the commit that cleared the flag, before it told anybody.
                 None if self.proven(participant, before) => self.totals.restores += 1,
+                None if over => {}
                 other => {
                     let now = other.map(|flag| flag.generation);
                     let text = format!("generation {} of {participant:?} became {now:?}", before.generation);

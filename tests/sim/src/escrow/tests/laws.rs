@@ -321,7 +321,7 @@ fn a_second_diff_at_one_nonce_or_one_that_nobody_logged_is_caught() {
     let call = HostCall::Teach(pb::TeachRequest { diffs: vec![same], ..Default::default() });
     scene.watch.call(2, host, &call, &BTreeMap::new()).unwrap();
     // A restart must not forget what was told.
-    breaks(scene.watch.reopened(&BTreeMap::new(), &[]), Law::NonceSignedOnce);
+    breaks(scene.watch.reopened(&BTreeMap::new(), &[], false), Law::NonceSignedOnce);
 }
 
 #[test]
@@ -330,11 +330,11 @@ fn a_flag_that_a_restart_forgets_is_caught() {
     scene.watch.guilty.insert(scene.host(1));
     let flags = scene.flags(1, RepairView::Waiting);
     scene.watch.step(flags.clone()).unwrap();
-    scene.watch.reopened(&flags, &[]).unwrap();
-    breaks(scene.watch.reopened(&BTreeMap::new(), &[]), Law::FlagsSurvive);
+    scene.watch.reopened(&flags, &[], false).unwrap();
+    breaks(scene.watch.reopened(&BTreeMap::new(), &[], false), Law::FlagsSurvive);
     let mut older = flags.clone();
     older.values_mut().for_each(|flag| flag.generation = 0);
-    breaks(scene.watch.reopened(&older, &[]), Law::FlagsSurvive);
+    breaks(scene.watch.reopened(&older, &[], false), Law::FlagsSurvive);
     // A proof of the last step took it away before the process died; one of an earlier step did not.
     let bytes = [scene.next(Vec::new()), scene.next(Vec::new())];
     bytes.iter().for_each(|bytes| scene.watch.diff(bytes, &BTreeMap::new()).unwrap());
@@ -344,11 +344,14 @@ fn a_flag_that_a_restart_forgets_is_caught() {
         scene.watch.reply(call_id, &Ok(scene.proof(&key, &root, 1, [9; 32])));
         if !heard_last {
             scene.watch.step(flags.clone()).unwrap();
-            breaks(scene.watch.reopened(&BTreeMap::new(), &bytes), Law::FlagsSurvive);
+            breaks(scene.watch.reopened(&BTreeMap::new(), &bytes, false), Law::FlagsSurvive);
         }
     }
-    scene.watch.reopened(&BTreeMap::new(), &bytes).unwrap();
+    scene.watch.reopened(&BTreeMap::new(), &bytes, false).unwrap();
     assert_eq!(scene.watch.totals.restores, 1);
+    // A session that was paid is let go of with its flags.
+    scene.watch.step(flags).unwrap();
+    scene.watch.reopened(&BTreeMap::new(), &bytes, true).unwrap();
 }
 
 #[test]

@@ -46,7 +46,7 @@ impl World<'_> {
         let log = core.diffs(1, usize::MAX);
         self.gateway.core = Some(core);
         if !first {
-            self.watch.reopened(&flags, &log)?;
+            self.watch.reopened(&flags, &log, self.gateway.paid)?;
         }
         if self.crash_by_fault() {
             return Ok(());
