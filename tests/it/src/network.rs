@@ -240,7 +240,8 @@ impl Network {
         let mut words = vec!["gov", "submit-proposal", "--messages", &messages, "--metadata", "M"];
         words.extend(deposit);
         let made = number(&self.tx(0, "validator0", &words)["height"]);
-        (0..4).for_each(|n| reach(self.rpc(n), made));
+        // A node that has stored a block may still be executing it; with the next one it has committed it.
+        (0..4).for_each(|n| reach(self.rpc(n), made + 1));
         let id = id.to_string();
         std::thread::scope(|scope| {
             for n in 0..4 {
@@ -298,7 +299,7 @@ impl Network {
             "10",
         ];
         let started = self.tx(0, "gateway0", &start);
-        reach(self.rpc(n), number(&started["height"]));
+        reach(self.rpc(n), number(&started["height"]) + 1);
         let reported =
             self.tx(n, &executor, &["inference", "report-failure", "--inference-id", id, "--kind", "1"]);
         number(&reported["height"])
